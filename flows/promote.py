@@ -1,0 +1,18 @@
+"""Promotion by hand: a version becomes champion, with the reason on record."""
+
+from typing import Any
+
+from prefect import flow
+
+from tasks import registry
+
+
+@flow(name="promote")
+def promote(
+    name: str, reason: str, version: str | None = None, root: str = "runs", tracking_uri: str | None = None
+) -> dict[str, Any]:
+    """Point `champion` at a version and `previous` at the champion before; returns name, version and aliases.
+
+    version: None = the challenger; root: folder of runs whose SQLite file is the registry where tracking_uri is None.
+    """
+    return registry.promote(name, version, reason, root, tracking_uri)

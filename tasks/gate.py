@@ -1,0 +1,90 @@
+"""The gate: whether the final policy may become champion. Whatever is missing, not a number or not comparable rejects."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from engine.config import GateConfig
+from engine.store import StepRef
+from tasks.refs import RunRef, durable, opened
+
+_TOLERANCE = 1e-9  # a gain of exactly min_gain passes although binary fractions fall short of it
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """promote or reject, with the reasons: what was compared, or why nothing could be."""
+
+    verdict: Literal["promote", "reject"]
+    reasons: tuple[str, ...]
+
+
+class _NoScore(ValueError):
+    """A report from which no score can be taken."""
+
+
+def judge(report: Mapping[str, Any] | None, baseline: Mapping[str, Any] | None, gate: GateConfig) -> Verdict:
+    """The verdict on a policy from its evaluation report and that of the start checkpoint.
+
+    report, baseline: {suite: {"score_mean": float | None, "rows": int, ...}}; None = the evaluation did not finish.
+    """
+    try:
+        score = _score(report, gate.suite, "the final policy")
+        start = _score(baseline, gate.suite, "the start checkpoint")
+    except _NoScore as fault:
+        return Verdict("reject", (str(fault),))
+    gain = score - start
+    checks = [
+        (
+            gain >= gate.min_gain - _TOLERANCE,
+            f"gain {gain:+.4f} ({start:.4f} -> {score:.4f}), at least {gate.min_gain:+g}",
+        )
+    ]
+    if gate.min_score is not None:
+        checks.append((score >= gate.min_score, f"score {score:.4f}, at least {gate.min_score:g}"))
+    failed = [text for passed, text in checks if not passed]
+    if failed:
+        return Verdict("reject", tuple(f"{gate.suite}: {text} was asked" for text in failed))
+    return Verdict("promote", tuple(f"{gate.suite}: {text} was asked" for _, text in checks))
+
+
+@durable("gate")
+def gate_policy(run: RunRef, evaluation: StepRef, baseline: StepRef, obstacle: str | None) -> StepRef:
+    """Commit the verdict on the final policy; its facts are {"verdict", "reasons"}.
+
+    evaluation, baseline: reports of the final policy and of the start checkpoint; obstacle: why the registry's champion
+    cannot be compared with, which rejects.
+    """
+    store, config = opened(run).store, opened(run).config
+    if done := store.committed("gate", parent=evaluation):
+        return done
+    report, before = (store.manifest(step).facts["suites"] for step in (evaluation, baseline))
+    verdict = Verdict("reject", (f"cannot compare: {obstacle}",)) if obstacle else judge(report, before, config.gate)
+    with store.commit("gate", parent=evaluation) as draft:
+        draft.facts = {"verdict": verdict.verdict, "reasons": list(verdict.reasons)}
+        content = {**asdict(verdict), "gate": config.gate.model_dump(), "report": report, "baseline": before}
+        (draft.folder / "verdict.json").write_text(json.dumps(content, indent=1))
+    return draft.ref
+
+
+def verdict_of(run: RunRef, gate: StepRef) -> Verdict:
+    """The committed verdict."""
+    facts = opened(run).store.manifest(gate).facts
+    return Verdict(facts["verdict"], tuple(facts["reasons"]))
+
+
+def _score(report: Mapping[str, Any] | None, suite: str, whose: str) -> float:
+    if report is None:
+        raise _NoScore(f"the evaluation of {whose} did not finish")
+    if suite not in report:
+        found = ", ".join(report) or "none"
+        raise _NoScore(f"the evaluation of {whose} has no suite {suite} (found: {found})")
+    entry = report[suite]
+    rows, score = entry.get("rows"), entry.get("score_mean")
+    if not isinstance(rows, int) or rows < 1:
+        raise _NoScore(f"{suite}: {whose} was evaluated on {rows} rows")
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise _NoScore(f"{suite}: score_mean of {whose} is {score!r}, which is no number")
+    return float(score)

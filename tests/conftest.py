@@ -1,0 +1,37 @@
+"""Markers and order of the tests: a test is marked by its folder, quick folders run first, GPU tests need a GPU."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+FOLDERS = ("unit", "parity", "contracts", "distributed", "e2e", "gpu")
+TESTS = Path(__file__).parent
+
+# The same examples on every run: a red test stays red until the code changes.
+settings.register_profile("hybridflow", deadline=None, derandomize=True, database=None)
+settings.load_profile("hybridflow")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(_folder(item))
+    items.sort(key=lambda item: FOLDERS.index(_folder(item)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not _has_cuda():
+        pytest.skip("no CUDA device")
+
+
+def _folder(item: pytest.Item) -> str:
+    folder = item.path.relative_to(TESTS).parts[0]
+    if folder not in FOLDERS:
+        raise pytest.UsageError(f"{item.path}: tests live in one of the folders {', '.join(FOLDERS)} of tests/")
+    return folder
+
+
+def _has_cuda() -> bool:
+    import torch  # here, because the quick tests need no torch and it takes seconds to load
+
+    return torch.cuda.is_available()
