@@ -1,7 +1,9 @@
 """Ray side of the controller: the cluster, resource pools, host processes and the groups of roles that live in them."""
 
+import ctypes
 import logging
 import os
+import signal
 import socket
 import traceback
 import uuid
@@ -40,11 +42,23 @@ def cluster(run_key: str) -> Iterator[None]:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         os.environ.setdefault("RAY_worker_niceness", "0")  # everything else of the run waits for the workers
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": os.cpu_count()}
-    ray.init(**options)
+    with _sigterm_kept():
+        ray.init(**options)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Ray's C++ side takes SIGTERM over and aborts the process three seconds after one; Python gets it back."""
+    libc, kept = ctypes.CDLL(None), ctypes.create_string_buffer(256)  # larger than any struct sigaction
+    libc.sigaction(signal.SIGTERM, None, kept)
+    try:
+        yield
+    finally:
+        libc.sigaction(signal.SIGTERM, kept, None)
 
 
 class Host:
