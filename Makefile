@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart quickstart-ppo test test-fast lint format smoke clean distclean
+.PHONY: help install quickstart quickstart-ppo test test-fast test-long test-exhaustive lint format smoke clean distclean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -25,11 +25,17 @@ quickstart: $(READY)  ## a small model learns to add: SFT, GRPO, evaluation, gat
 quickstart-ppo: $(READY)  ## the same with PPO and a critic
 	$(BIN)/hybridflow run deployments/presets/quickstart-ppo.yaml
 
-test: $(READY)  ## all tests but those marked long; GPU tests where there is a GPU
-	$(BIN)/pytest -m "not long"
+test: $(READY)  ## all tests but those marked long or exhaustive; GPU tests where there is a GPU
+	$(BIN)/pytest -m "not long and not exhaustive"
 
 test-fast: $(READY)  ## unit, parity and contract tests
-	$(BIN)/pytest -m "not long" tests/unit tests/parity tests/contracts
+	$(BIN)/pytest -m "not long and not exhaustive" tests/unit tests/parity tests/contracts
+
+test-long: $(READY)  ## killed runs end bit for bit like others; deployed runs; the production stack (needs Postgres): a quarter of an hour
+	$(BIN)/pytest -m long
+
+test-exhaustive: $(READY)  ## more kills, more damaged stores, all that operators do with Prefect: half an hour
+	$(BIN)/pytest -m exhaustive
 
 lint: $(READY)  ## style, format, types
 	$(BIN)/ruff check .

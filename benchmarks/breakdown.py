@@ -1,11 +1,12 @@
 """Where the time of a run went and how its score rose, from the manifests of a finished run.
 
 Usage: python benchmarks/breakdown.py RUN_KEY [--root runs]
-Prints two Markdown tables: medians of every phase over the iterations, and the score curve.
+Prints Markdown tables: medians of every phase over the iterations, what the rest of the time was spent on, the score curve.
 """
 
 import argparse
 import statistics
+from dataclasses import dataclass
 
 from engine.runs import open_run
 from engine.store import Manifest, Store, step_path
@@ -20,27 +21,78 @@ def manifests(store: Store, kind: str, iterations: int) -> dict[int, Manifest]:
     return found
 
 
-def phases(*kinds: dict[int, Manifest]) -> dict[str, list[float]]:
-    """time/* of every iteration by name."""
-    seconds: dict[str, list[float]] = {}
-    steps = [manifest for kind in kinds for manifest in kind.values()]
-    for name, value in [entry for manifest in steps for entry in manifest.metrics.items()]:
-        if name.startswith("time/") and value is not None:
-            seconds.setdefault(name.removeprefix("time/").removesuffix("_s"), []).append(value)
-    return seconds
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration between the commit before it (of an evaluation, if there was one) and its last; seconds."""
+
+    wall: float
+    work: float  # at least one role worked: generation, scoring, forward, backward, optimiser, hand-over
+    phases: dict[str, float]  # of every role's methods; those that overlap add up to more than `work`
+    overhead: dict[str, float]  # the rest of `wall`, by what it was spent on
 
 
-def print_phases(rollouts: dict[int, Manifest], trained: dict[int, Manifest]) -> None:
-    """Median seconds and share of every phase, and the median time from one commit to the next."""
-    commits = [trained[i].committed_at - trained[i - 1].committed_at for i in trained if i - 1 in trained]
-    whole = statistics.median(commits)
-    print(f"Median iteration: {whole:.2f} s over {len(commits)} iterations (evaluations included)\n")
+def seconds_of(manifest: Manifest, name: str) -> float:
+    """One of the step's timers, 0 where it did not run."""
+    return manifest.metrics.get(f"time/{name}_s") or 0.0
+
+
+def iteration(before: Manifest, rollout: Manifest, train: Manifest) -> Iteration:
+    """Where the time between two commits went.
+
+    A step's time/step_s begins with the step and ends when its metrics are written; its files are then sealed and its
+    manifest is dated. Whatever is left between two dates lies outside of both: the task, what the run tells, pruning.
+    """
+    steps = (rollout, train)
+    phases = {
+        name.removeprefix("time/").removesuffix("_s"): value
+        for step in steps
+        for name, value in step.metrics.items()
+        if name.startswith("time/") and value is not None
+    }
+    busy, inside = (sum(seconds_of(step, name) for step in steps) for name in ("busy", "step"))
+    saving = sum(value for name, value in phases.items() if name.endswith("_save"))
+    sealing = rollout.sealed_s + train.sealed_s
+    wall = train.committed_at - before.committed_at
+    overhead = {
+        "writing weights and optimiser (policy_save, critic_save)": saving,
+        "controller inside the steps: its own maths, calls, prompts, experience": inside - busy,
+        "hashing files and bringing them to disk": sealing,
+        "between the steps: tasks, display, pruning, the rename of a commit": wall - inside - sealing,
+    }
+    work = busy - saving
+    return Iteration(wall, work, {name: phases[name] for name in phases if name not in ("busy", "step")}, overhead)
+
+
+def iterations(store: Store, count: int) -> list[Iteration]:
+    """Every iteration whose steps were all made in one go: after a failure the time between commits means nothing."""
+    rollouts, trained = manifests(store, "rollout", count), manifests(store, "train", count)
+    evaluated, found = manifests(store, "evaluation", count), []
+    for number in range(1, count + 1):
+        before = evaluated.get(number - 1) or trained.get(number - 1)
+        if before and number in rollouts and number in trained and "time/step_s" in trained[number].metrics:
+            found.append(iteration(before, rollouts[number], trained[number]))
+    return found
+
+
+def print_phases(found: list[Iteration]) -> None:
+    """Medians of every phase over the iterations in which it ran, then means of what is not work of a role."""
+    whole = statistics.median(one.wall for one in found)
+    print(f"Median iteration: {whole:.3f} s over {len(found)} iterations (evaluations left out)\n")
     print("| phase | median s | share |\n|---|---|---|")
-    medians = {name: statistics.median(values) for name, values in phases(rollouts, trained).items()}
+    names = {name for one in found for name in one.phases}
+    medians = {name: statistics.median(one.phases[name] for one in found if name in one.phases) for name in names}
     for name, seconds in sorted(medians.items(), key=lambda item: -item[1]):
         print(f"| {name} | {seconds:.3f} | {seconds / whole:.0%} |")
-    rest = whole - sum(medians.values())
-    print(f"| everything else (controller, commits, flow) | {rest:.3f} | {rest / whole:.0%} |\n")
+    wall = statistics.mean(one.wall for one in found)
+    print(
+        "\n| outside of generation, scoring, forward, backward, optimiser and hand-over | mean s | share |\n|---|---|---|"
+    )
+    for name in found[0].overhead:
+        seconds = statistics.mean(one.overhead[name] for one in found)
+        print(f"| {name} | {seconds:.3f} | {seconds / wall:.1%} |")
+    total = [one.wall - one.work for one in found]
+    mean, median = statistics.mean(total), statistics.median(total)
+    print(f"| all of it (median {median:.3f}) | {mean:.3f} | {mean / wall:.1%} |\n")
 
 
 def print_curve(trained: dict[int, Manifest], evaluated: dict[int, Manifest], suite: str) -> None:
@@ -62,11 +114,9 @@ def main() -> None:
     parser.add_argument("--root", default="runs")
     arguments = parser.parse_args()
     run = open_run(arguments.root, arguments.run_key)
-    iterations = run.config.iterations
-    rollouts = manifests(run.store, "rollout", iterations)
-    trained = manifests(run.store, "train", iterations)
-    print_phases(rollouts, trained)
-    print_curve(trained, manifests(run.store, "evaluation", iterations), run.config.gate.suite)
+    count = run.config.iterations
+    print_phases(iterations(run.store, count))
+    print_curve(manifests(run.store, "train", count), manifests(run.store, "evaluation", count), run.config.gate.suite)
 
 
 if __name__ == "__main__":

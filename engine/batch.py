@@ -39,11 +39,18 @@ FIELDS: dict[str, Field] = {
     "values": _PER_TOKEN_FLOAT,
     "bootstrap_values": _PER_SAMPLE_FLOAT,  # value after the last token of a response cut by length; NaN = ended
     "returns": _PER_TOKEN_FLOAT,
+    "cost_values": _PER_TOKEN_FLOAT,
+    "cost_bootstrap_values": _PER_SAMPLE_FLOAT,
+    "cost_returns": _PER_TOKEN_FLOAT,
     "advantages": _PER_TOKEN_FLOAT,
     "token_rewards": _PER_TOKEN_FLOAT,
     "rollout_weights": _PER_TOKEN_FLOAT,
     "scores": _PER_SAMPLE_FLOAT,  # NaN = unscored
-    "costs": _PER_SAMPLE_FLOAT,
+    "costs": _PER_SAMPLE_FLOAT,  # NaN = unscored, positive = harmful
+    "greedy_scores": _PER_SAMPLE_FLOAT,  # of the greedy response to the same prompt
+    "draws": _PER_SAMPLE_INT,  # dynamic sampling: how often prompts were drawn until the sample was made, from 1
+    "margins": _PER_SAMPLE_FLOAT,  # of a pair, the same on both of its rows
+    "is_unsafe": Field(("B",), torch.bool),
     "group_ids": _PER_SAMPLE_INT,  # same id = same prompt occurrence
     "sample_ids": _PER_SAMPLE_INT,  # position within the group
     "prompt_seeds": _PER_SAMPLE_INT,

@@ -1,28 +1,31 @@
 """Rules between options: what each option allows alone is in config.py, what they allow together is here."""
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from engine.config import GRPOConfig, PPOConfig, RunConfig
+from engine.algorithmchecks import ALGORITHM_RULES
+from engine.commonchecks import COMMON_RULES, Rule, apply_rules, overlap
+from engine.config import CriticConfig, CustomConfig, LengthPenaltyReward, RunConfig, component_names
+from engine.controller.layout import layout, ranks_of
 from engine.errors import Problem
-from engine.reward.checks import check_rewards
+from engine.placement_checks import LAYOUT, MACHINE_RULES, PLACEMENT_RULES
+from engine.reward.checks import check_module, check_rewards
+from engine.trainchecks import TRAIN_RULES
 
 _VLLM_ONLY = ("kv_cache_gib", "gpu_memory_utilization", "max_batched_tokens", "tensor_parallel")
 
 
-def check_config(config: RunConfig, unknown: Collection[str] = ()) -> list[Problem]:
+def check_config(config: RunConfig, unknown: Collection[str] = (), *, elsewhere: bool = False) -> list[Problem]:
     """Everything that does not fit together, each with key, value and remedy.
 
     unknown: options whose values in `config` mean nothing because they could not be parsed; rules that read them are
-    left out.
+    left out. elsewhere: the run is planned for another machine, so rules that look at this one are left out.
     """
-    problems: list[Problem] = []
-    for rule, keys in _RULES:
-        if not any(_overlap(key, name) for key in keys for name in unknown):
-            problems += rule(config)
-    problems += [item for item in check_rewards(config.reward) if not any(_overlap(item.key, name) for name in unknown)]
+    problems = apply_rules(_RULES if elsewhere else (*_RULES, *_RULES_OF_THIS_MACHINE), config, unknown)
+    scorers = check_rewards(config.reward, "reward", elsewhere=elsewhere)
+    scorers += check_rewards(config.cost, "cost", elsewhere=elsewhere)
+    problems += [item for item in scorers if not any(overlap(item.key, name) for name in unknown)]
     return problems
 
 
@@ -60,28 +63,20 @@ def plan_steps(config: RunConfig) -> dict[str, int]:
 
 def total_steps(config: RunConfig) -> int:
     """Optimiser steps of the policy in the whole run, supervised fine-tuning aside."""
-    return config.iterations * config.train.epochs * config.train.mini_batches
+    return config.policy_steps
 
 
 def processes(config: RunConfig) -> dict[str, int]:
     """CPUs or GPUs that each pool of processes takes; local runs take none."""
-    placement = config.placement
-    if placement.mode == "local":
-        return {}
-    if placement.mode == "colocate":
-        return {"shared": max(placement.ranks, placement.rollout_ranks)}
-    if placement.mode == "split":
-        return {"rollout": placement.rollout_ranks, "train": placement.ranks}
-    others = ["policy", "reward"]
-    others += ["reference"] if config.needs_reference else []
-    others += ["critic"] if isinstance(config.algorithm, PPOConfig) else []
-    return {"rollout": placement.rollout_ranks, **dict.fromkeys(others, placement.ranks)}
+    return {name: pool.ranks * pool.devices for name, pool in layout(config).pools.items()}
 
 
-def _group_size(config: RunConfig) -> Iterator[Problem]:
-    if isinstance(config.algorithm, GRPOConfig) and config.rollout.samples_per_prompt == 1:
-        remedy = "grpo compares the samples of a prompt and learns nothing from one; use at least 2, or algorithm ppo"
-        yield Problem("rollout.samples_per_prompt", 1, remedy)
+def _copies(config: RunConfig) -> int:
+    """Most ranks that the samples of one optimiser step are dealt to; those of one copy of the model share theirs."""
+    return (
+        max(ranks_of(config, role) // config.train.tensor_parallel for role in ("policy", *config.algorithm.critics))
+        or 1
+    )
 
 
 def _mini_batches(config: RunConfig) -> Iterator[Problem]:
@@ -89,55 +84,12 @@ def _mini_batches(config: RunConfig) -> Iterator[Problem]:
     made = f"{config.train.prompts_per_iteration} prompts x {config.rollout.samples_per_prompt} samples = {samples}"
     if samples % parts:
         yield Problem("train.mini_batches", parts, f"does not divide {made}; use a divisor of {samples}")
-    elif samples // parts < config.placement.ranks:
-        remedy = (
-            f"leaves {samples // parts} samples ({made}) for {config.placement.ranks} ranks; use fewer mini-batches"
-        )
+    elif samples // parts < _copies(config):
+        remedy = f"leaves {samples // parts} samples ({made}) for {_copies(config)} ranks; use fewer mini-batches"
         yield Problem("train.mini_batches", parts, remedy)
 
 
-def _truncated_sampling(config: RunConfig) -> Iterator[Problem]:
-    remedy = (
-        "samples come from a cut distribution that the trainer does not know; "
-        "set algorithm.correction.mode (token is the usual one), or sample from all tokens"
-    )
-    if config.algorithm.correction.mode == "none" and config.rollout.top_p < 1.0:
-        yield Problem("rollout.top_p", config.rollout.top_p, remedy)
-    if config.algorithm.correction.mode == "none" and config.rollout.top_k > 0:
-        yield Problem("rollout.top_k", config.rollout.top_k, remedy)
-
-
-def _correction(config: RunConfig) -> Iterator[Problem]:
-    correction = config.algorithm.correction
-    if correction.mode == "none":
-        for name in sorted({"cap", "floor"} & correction.model_fields_set):
-            remedy = "has no use with correction.mode: none; choose a mode, or leave it out"
-            yield Problem(f"algorithm.correction.{name}", correction.model_dump()[name], remedy)
-    elif correction.floor is not None and correction.floor > correction.cap:
-        yield Problem("algorithm.correction.floor", correction.floor, f"is above cap = {correction.cap}; lower it")
-
-
-def _placement(config: RunConfig) -> Iterator[Problem]:
-    asked, available = processes(config), os.cpu_count() or 1
-    if "RAY_ADDRESS" not in os.environ and sum(asked.values()) > available:
-        pools = ", ".join(f"{name} {count}" for name, count in asked.items())
-        remedy = (
-            f"asks for {sum(asked.values())} processes ({pools}), this machine has {available} CPUs; "
-            "lower placement.ranks and rollout_ranks, use mode colocate, or set RAY_ADDRESS to a larger cluster"
-        )
-        yield Problem("placement.mode", config.placement.mode, remedy)
-
-
-def _local(config: RunConfig) -> Iterator[Problem]:
-    if config.placement.mode == "local":
-        for name, value in (("ranks", config.placement.ranks), ("rollout_ranks", config.placement.rollout_ranks)):
-            if value != 1:
-                yield Problem(f"placement.{name}", value, "mode local is one process; use 1, or another mode")
-
-
 def _backends(config: RunConfig) -> Iterator[Problem]:
-    if config.train.backend == "torch" and config.train.zero_stage:
-        yield Problem("train.zero_stage", config.train.zero_stage, "needs train.backend: deepspeed; use it, or stage 0")
     if config.rollout.backend == "hf":
         for name in _VLLM_ONLY:
             if name in config.rollout.model_fields_set:
@@ -152,6 +104,9 @@ def _engine_room(config: RunConfig) -> Iterator[Problem]:
     )
     if room is not None and room < longest:
         yield Problem("rollout.max_batched_tokens", room, f"must hold one whole sample of {longest} tokens; raise it")
+
+
+def _engine_devices(config: RunConfig) -> Iterator[Problem]:
     cuda = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
     if config.rollout.tensor_parallel > 1 and not cuda and "RAY_ADDRESS" not in os.environ:
         yield Problem(
@@ -170,27 +125,25 @@ def _gate_suite(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _kl(config: RunConfig) -> Iterator[Problem]:
-    algorithm = config.algorithm
-    if not isinstance(algorithm, PPOConfig):
-        if "kl_loss_kind" in algorithm.model_fields_set and algorithm.kl_loss_coef == 0:
-            remedy = "has no use with kl_loss_coef 0; set the coefficient, or leave it out"
-            yield Problem("algorithm.kl_loss_kind", algorithm.kl_loss_kind, remedy)
-        return
-    if algorithm.kl_target is not None and algorithm.kl_coef == 0:
-        remedy = "adapts kl_coef, which is 0 and stays so; give kl_coef a start value, or leave the target out"
-        yield Problem("algorithm.kl_target", algorithm.kl_target, remedy)
-    if algorithm.kl_target is None and "kl_horizon" in algorithm.model_fields_set:
-        remedy = "is used by the adaptive coefficient only; set kl_target, or leave it out"
-        yield Problem("algorithm.kl_horizon", algorithm.kl_horizon, remedy)
+def _gate_components(config: RunConfig) -> Iterator[Problem]:
+    component, names = config.gate.component, component_names(config.reward)
+    if component is not None and component not in names:
+        yield Problem("gate.component", component, f"is no reward of this run; use one of {', '.join(names)}")
+    ceiling, cost, costs = config.gate.max_cost, config.gate.cost_component, component_names(config.cost)
+    if ceiling is not None and not config.cost:
+        yield Problem("gate.max_cost", ceiling, "this run has no scorers of cost; give cost, or leave it out")
+    if cost is not None and ceiling is None:
+        yield Problem("gate.cost_component", cost, "has no use without gate.max_cost; give that, or leave it out")
+    elif cost is not None and cost not in costs:
+        yield Problem("gate.cost_component", cost, f"is no cost of this run; it has {', '.join(costs) or 'none'}")
 
 
 def _warmups(config: RunConfig) -> Iterator[Problem]:
-    if isinstance(config.algorithm, PPOConfig) and config.algorithm.critic_warmup >= config.iterations:
+    if isinstance(config.algorithm, CriticConfig) and config.algorithm.critic_warmup >= config.iterations:
         remedy = f"the policy would never learn in {config.iterations} iterations; use fewer"
         yield Problem("algorithm.critic_warmup", config.algorithm.critic_warmup, remedy)
-    if config.train.warmup_steps >= total_steps(config):
-        remedy = f"the run has {total_steps(config)} optimiser steps, fewer than its warm-up; use fewer"
+    elif config.train.warmup_steps >= total_steps(config):
+        remedy = f"the policy takes {total_steps(config)} optimiser steps, fewer than its warm-up; use fewer"
         yield Problem("train.warmup_steps", config.train.warmup_steps, remedy)
 
 
@@ -200,34 +153,9 @@ def _sft(config: RunConfig) -> Iterator[Problem]:
     if config.sft.warmup_steps >= config.sft.steps:
         remedy = f"sft has {config.sft.steps} steps, fewer than its warm-up; use fewer"
         yield Problem("sft.warmup_steps", config.sft.warmup_steps, remedy)
-    if config.sft.batch_size < config.placement.ranks:
-        remedy = f"is fewer rows than placement.ranks = {config.placement.ranks}; use at least that many"
+    if config.sft.batch_size < _copies(config):
+        remedy = f"is fewer rows than the {_copies(config)} data-parallel ranks; use at least that many"
         yield Problem("sft.batch_size", config.sft.batch_size, remedy)
-
-
-def _optimisers(config: RunConfig) -> Iterator[Problem]:
-    for name, optimiser in (("train", config.train), ("sft", config.sft)):
-        if optimiser is not None and max(optimiser.betas) >= 1.0:
-            yield Problem(
-                f"{name}.betas", list(optimiser.betas), "an average that forgets nothing never starts; use less than 1"
-            )
-
-
-def _retention(config: RunConfig) -> Iterator[Problem]:
-    checkpoint = config.checkpoint
-    if config.evaluation.every is None and "keep_best" in checkpoint.model_fields_set and checkpoint.keep_best > 0:
-        remedy = "nothing is scored between start and end; set evaluation.every, or leave it out"
-        yield Problem("checkpoint.keep_best", checkpoint.keep_best, remedy)
-
-
-def _unused_data(config: RunConfig) -> Iterator[Problem]:
-    data = config.data
-    if data.eval and "eval_fraction" in data.model_fields_set:
-        yield Problem(
-            "data.eval_fraction", data.eval_fraction, "has no use where data.eval is given; remove one of the two"
-        )
-    if data.bad_lines == "error" and "max_bad_share" in data.model_fields_set:
-        yield Problem("data.max_bad_share", data.max_bad_share, "needs data.bad_lines: skip; set that, or leave it out")
 
 
 def _stop(config: RunConfig) -> Iterator[Problem]:
@@ -236,50 +164,54 @@ def _stop(config: RunConfig) -> Iterator[Problem]:
 
 
 def _weights(config: RunConfig) -> Iterator[Problem]:
-    if all(reward.weight == 0 for reward in config.reward):
-        yield Problem("reward[0].weight", 0.0, "every component weighs nothing, so every score would be 0; raise one")
+    for section, components in (("reward", config.reward), ("cost", config.cost)):
+        if components and all(component.weight == 0 for component in components):
+            remedy = f"every component of {section} weighs nothing, so every score would be 0; raise one"
+            yield Problem(f"{section}[0].weight", 0.0, remedy)
 
 
-def _secrets(config: RunConfig) -> Iterator[Problem]:
-    uri = config.registry.tracking_uri if config.registry else None
-    if uri and (password := urlsplit(uri).password):
-        remedy = "holds a password, which would be kept in run.json; give it by MLFLOW_TRACKING_PASSWORD instead"
-        yield Problem("registry.tracking_uri", uri.replace(password, "***"), remedy)
+def _length_penalty(config: RunConfig) -> Iterator[Problem]:
+    longest = config.rollout.max_response_tokens
+    sections = [("reward", number, one) for number, one in enumerate(config.reward)]
+    sections += [("cost", number, one) for number, one in enumerate(config.cost)]
+    for section, number, one in sections:
+        if isinstance(one, LengthPenaltyReward) and one.max_tokens - one.buffer_tokens >= longest:
+            remedy = f"no response is longer than rollout.max_response_tokens, {longest}, so none would be penalised"
+            yield Problem(f"{section}[{number}].max_tokens", one.max_tokens, remedy)
 
 
-def _root(config: RunConfig) -> Iterator[Problem]:
-    if "://" in config.root:
-        yield Problem("root", config.root, "runs are kept in local folders only; name a folder")
+def _own_dataflow(config: RunConfig) -> Iterator[Problem]:
+    if isinstance(config.algorithm, CustomConfig):
+        yield from check_module("algorithm.dataflow", config.algorithm.dataflow)
 
 
-# Each rule with the options it reads.
-_RULES: tuple[tuple[Callable[[RunConfig], Iterator[Problem]], tuple[str, ...]], ...] = (
-    (_group_size, ("algorithm.name", "rollout.samples_per_prompt")),
+_RULES: tuple[Rule[RunConfig], ...] = (
     (
         _mini_batches,
-        ("train.mini_batches", "train.prompts_per_iteration", "rollout.samples_per_prompt", "placement.ranks"),
+        (
+            "train.mini_batches",
+            "train.prompts_per_iteration",
+            "rollout.samples_per_prompt",
+            "train.tensor_parallel",
+            *LAYOUT,
+        ),
     ),
-    (_truncated_sampling, ("algorithm.correction", "rollout.top_p", "rollout.top_k")),
-    (_correction, ("algorithm.correction",)),
-    (_placement, ("placement",)),  # an unknown algorithm has at least the roles of the default one
-    (_local, ("placement",)),
-    (_backends, ("train.backend", "train.zero_stage", "rollout.backend")),
+    *PLACEMENT_RULES,  # an unknown algorithm has at least the roles of the default one
+    (_backends, ("rollout.backend",)),
     (_engine_room, ("rollout", "data.max_prompt_tokens")),
     (_gate_suite, ("gate.suite", "evaluation.suites")),
-    (_kl, ("algorithm",)),
+    (_gate_components, ("gate", "reward", "cost")),
     (_warmups, ("algorithm", "train", "iterations")),
-    (_sft, ("sft", "placement.ranks")),
-    (_optimisers, ("train.betas", "sft")),
-    (_retention, ("checkpoint.keep_best", "evaluation.every")),
-    (_unused_data, ("data",)),
+    (_sft, ("sft", "train.tensor_parallel", *LAYOUT)),
     (_stop, ("rollout.stop",)),
-    (_weights, ("reward",)),
-    (_root, ("root",)),
-    (_secrets, ("registry",)),
+    (_weights, ("reward", "cost")),
+    (_length_penalty, ("reward", "cost", "rollout")),
+    *COMMON_RULES,
+    (_own_dataflow, ("algorithm",)),
+    *ALGORITHM_RULES,
+    *TRAIN_RULES,
 )
-
-
-def _overlap(key: str, name: str) -> bool:
-    """Whether one of two options is the other, or contains it."""
-    long, short = (key, name) if len(key) >= len(name) else (name, key)
-    return long == short or long.startswith((f"{short}.", f"{short}["))
+_RULES_OF_THIS_MACHINE: tuple[Rule[RunConfig], ...] = (
+    *MACHINE_RULES,
+    (_engine_devices, ("rollout",)),
+)

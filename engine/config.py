@@ -1,30 +1,52 @@
-"""Every option of a run, its default and bounds; frozen, unknown keys refused. Rules between options: checks.py."""
+"""Every option of a run, its default and bounds; frozen, unknown keys refused. Rules between options: checks.py.
+
+The sections `model` and `train` are in trainconfig.py, `algorithm` in algorithmconfig.py, `reward` in rewardconfig.py.
+"""
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-PositiveInt = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Coefficient = Annotated[float, Field(ge=0.0)]
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, no unknown keys, no NaN; a number may be written as text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=False, validate_default=True)
-
-
-class ModelConfig(Section):
-    """The policy's architecture, tokenizer and starting weights."""
-
-    source: str  # local folder, Hub id, models:/NAME@ALIAS, models:/NAME/VERSION, runs:KEY[/ITERATION] or a .gguf file
-    init: Literal["pretrained", "random"] = "pretrained"  # random: weights drawn from the run seed
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    chat_template: str | None = None  # text of a Jinja template, used only where the tokenizer has none
+from engine.algorithmconfig import AlgorithmConfig as AlgorithmConfig
+from engine.algorithmconfig import ConstraintConfig as ConstraintConfig
+from engine.algorithmconfig import CriticConfig as CriticConfig
+from engine.algorithmconfig import CustomConfig as CustomConfig
+from engine.algorithmconfig import DAPOConfig as DAPOConfig
+from engine.algorithmconfig import GRPOConfig as GRPOConfig
+from engine.algorithmconfig import KLLossConfig as KLLossConfig
+from engine.algorithmconfig import KLRewardConfig as KLRewardConfig
+from engine.algorithmconfig import OnlineConfig as OnlineConfig
+from engine.algorithmconfig import PPOConfig as PPOConfig
+from engine.algorithmconfig import ReinforcePlusPlusConfig as ReinforcePlusPlusConfig
+from engine.algorithmconfig import RLOOConfig as RLOOConfig
+from engine.algorithmconfig import SafeGRPOConfig as SafeGRPOConfig
+from engine.algorithmconfig import SafeRLHFConfig as SafeRLHFConfig
+from engine.rewardconfig import ChoiceReward as ChoiceReward
+from engine.rewardconfig import ExactMatchReward as ExactMatchReward
+from engine.rewardconfig import FormatReward as FormatReward
+from engine.rewardconfig import HttpReward as HttpReward
+from engine.rewardconfig import JsonSchemaReward as JsonSchemaReward
+from engine.rewardconfig import JudgeReward as JudgeReward
+from engine.rewardconfig import LengthPenaltyReward as LengthPenaltyReward
+from engine.rewardconfig import MathReward as MathReward
+from engine.rewardconfig import ModelReward as ModelReward
+from engine.rewardconfig import NumberReward as NumberReward
+from engine.rewardconfig import PythonReward as PythonReward
+from engine.rewardconfig import ReasoningGymReward as ReasoningGymReward
+from engine.rewardconfig import RegexReward as RegexReward
+from engine.rewardconfig import RepetitionPenaltyReward as RepetitionPenaltyReward
+from engine.rewardconfig import RewardConfig as RewardConfig
+from engine.rewardconfig import component_names as component_names
+from engine.rewardconfig import needs_answer as needs_answer
+from engine.trainconfig import NUMBER, NonNegativeInt, PositiveFloat, PositiveInt, Real, Share
+from engine.trainconfig import EngineConfig as EngineConfig
+from engine.trainconfig import LoraConfig as LoraConfig
+from engine.trainconfig import ModelConfig as ModelConfig
+from engine.trainconfig import OptimizerConfig as OptimizerConfig
+from engine.trainconfig import Section as Section
+from engine.trainconfig import TrainConfig as TrainConfig
 
 
 class DataSource(Section):
@@ -43,7 +65,7 @@ class DataConfig(Section):
 
     train: Annotated[tuple[DataSource, ...], Field(min_length=1)]
     eval: tuple[DataSource, ...] = ()
-    eval_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.01  # taken out of train where eval is empty
+    eval_fraction: Annotated[float, NUMBER, Field(gt=0.0, lt=1.0)] = 0.01  # taken out of train where eval is empty
     max_prompt_tokens: PositiveInt = 512  # after the chat template, on the ids sent to the engine
     overlong: Literal["error", "filter", "keep_end"] = "error"
     bad_lines: Literal["error", "skip"] = "error"
@@ -51,18 +73,6 @@ class DataConfig(Section):
     duplicates: Literal["keep", "drop"] = "keep"
     overlap: Literal["error", "drop"] = "error"  # train rows that are also evaluation rows (case and spaces ignored)
     system_prompt: str | None = None  # put before conversations that have no system message
-
-
-class OptimizerConfig(Section):
-    """AdamW and its rate; shared by the policy, the critic and supervised fine-tuning."""
-
-    lr: Annotated[float, Field(gt=0.0)] = 1.0e-5
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    eps: Annotated[float, Field(gt=0.0)] = 1.0e-8
-    weight_decay: Coefficient = 0.0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # after warm-up; linear and cosine end at 0
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
 
 
 class SFTConfig(OptimizerConfig):
@@ -73,148 +83,43 @@ class SFTConfig(OptimizerConfig):
     batch_size: PositiveInt = 32
 
 
-class CorrectionConfig(Section):
-    """Importance weights for the gap between sampler and trainer (metrics are always on)."""
-
-    mode: Literal["none", "token", "icepop", "sequence", "geometric"] = "none"
-    cap: Annotated[float, Field(gt=0.0)] = 2.0
-    floor: Annotated[float, Field(ge=0.0)] | None = None
-
-
-class PolicyLossConfig(Section):
-    """What the clipped policy loss of both algorithms needs."""
-
-    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    clip_high: Annotated[float, Field(gt=0.0)] = 0.2
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    entropy_coef: Coefficient = 0.0
-    correction: CorrectionConfig = CorrectionConfig()
-    max_logprob_gap: Annotated[float, Field(gt=0.0)] = 1.0  # mean |sampler - trainer| in nats above which a step stops
-
-
-class GRPOConfig(PolicyLossConfig):
-    """Group relative policy optimisation (Shao et al. 2024)."""
-
-    name: Literal["grpo"] = "grpo"
-    scale: Literal["std", "none"] = "std"
-    aggregation: Literal["sequence-mean", "token-mean", "fixed"] = "sequence-mean"
-    kl_loss_coef: Coefficient = 0.0
-    kl_loss_kind: Literal["k1", "k2", "k3", "abs"] = "k3"
-
-
-class PPOConfig(PolicyLossConfig):
-    """Proximal policy optimisation with a critic (Schulman et al. 2017; Ouyang et al. 2022)."""
-
-    name: Literal["ppo"] = "ppo"
-    aggregation: Literal["sequence-mean", "token-mean", "fixed"] = "token-mean"
-    gamma: Share = 1.0
-    lam: Share = 0.95
-    kl_coef: Coefficient = 0.0  # token penalty in the reward
-    kl_target: Annotated[float, Field(gt=0.0)] | None = None  # nats per response; set = adaptive coefficient
-    kl_horizon: PositiveInt = 10_000  # samples, of the adaptive coefficient
-    value_clip: Annotated[float, Field(gt=0.0)] | None = 0.2
-    critic_lr: Annotated[float, Field(gt=0.0)] | None = None  # None = 10 x train.lr
-    critic_warmup: Annotated[int, Field(ge=0)] = 0  # iterations in which only the critic learns
-
-
-AlgorithmConfig = Annotated[GRPOConfig | PPOConfig, Field(discriminator="name")]
-ALGORITHMS = ("grpo", "ppo")
-
-
 class RolloutConfig(Section):
     """How responses are generated."""
 
     backend: Literal["vllm", "hf"] = "vllm"
     samples_per_prompt: PositiveInt = 8
-    temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0  # 0 = all tokens
+    temperature: Annotated[float, NUMBER, Field(ge=0.01, le=2.0)] = (
+        1.0  # the range in which the engine samples as asked
+    )
+    top_p: Annotated[float, NUMBER, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: NonNegativeInt = 0  # 0 = all tokens
     max_response_tokens: PositiveInt = 256
     stop: tuple[str, ...] = ()
     kv_cache_gib: PositiveInt = 1  # CPU engine
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5  # GPU engine
+    gpu_memory_utilization: Annotated[float, NUMBER, Field(gt=0.0, lt=1.0)] = 0.5  # GPU engine
     max_batched_tokens: PositiveInt | None = None  # None = room for the longest prompt and 8192 tokens
     tensor_parallel: PositiveInt = 1
 
 
-class TrainConfig(OptimizerConfig):
-    """The optimiser steps of one iteration and the engine that runs them."""
+class PoolConfig(Section):
+    """A share of the cluster: `ranks` processes of every kind placed in it."""
 
-    backend: Literal["deepspeed", "torch"] = "deepspeed"
-    zero_stage: Literal[0, 1, 2, 3] = 0
-    prompts_per_iteration: PositiveInt = 64
-    mini_batches: PositiveInt = 1  # optimiser steps per epoch
-    epochs: PositiveInt = 1
-    micro_batch_tokens: PositiveInt = 8192  # most tokens, padding included, in one forward pass of a rank
-    gradient_checkpointing: bool = False
-
-
-class ExactMatchReward(Section):
-    """1 where the stripped response equals the answer, else 0."""
-
-    kind: Literal["exact_match"] = "exact_match"
-    weight: float = 1.0
-    ignore_case: bool = False
-
-
-class NumberReward(Section):
-    """1 where the last number of the response equals the answer within `tolerance`, else 0."""
-
-    kind: Literal["number"] = "number"
-    weight: float = 1.0
-    tolerance: Coefficient = 0.0
-
-
-class MathReward(Section):
-    """1 where math-verify finds response and answer equal, else 0."""
-
-    kind: Literal["math"] = "math"
-    weight: float = 1.0
-    timeout_s: Annotated[float, Field(gt=0.0)] = 5.0
-
-
-class RegexReward(Section):
-    """1 where the pattern is found in the response, else 0."""
-
-    kind: Literal["regex"] = "regex"
-    weight: float = 1.0
-    pattern: str
-
-
-class ReasoningGymReward(Section):
-    """Score of a reasoning-gym verifier; the row's `extra` carries the entry that the data set made."""
-
-    kind: Literal["reasoning_gym"] = "reasoning_gym"
-    weight: float = 1.0
-    dataset: str
-    timeout_s: Annotated[float, Field(gt=0.0)] = 5.0
-
-
-class PythonReward(Section):
-    """A function `score(prompt, response, answer, extra) -> float | None`, by import path `package.module:function`."""
-
-    kind: Literal["python"] = "python"
-    weight: float = 1.0
-    function: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
-    needs_answer: bool = True
-    timeout_s: Annotated[float, Field(gt=0.0)] = 10.0
-    workers: PositiveInt = 1  # killable scorer processes
-
-
-RewardConfig = Annotated[
-    ExactMatchReward | NumberReward | MathReward | RegexReward | ReasoningGymReward | PythonReward,
-    Field(discriminator="kind"),
-]
+    ranks: PositiveInt = 1
+    # Of each rank, by Ray's names (CPU, GPU, memory in bytes, or a custom one); None = 1 CPU and, where there are, 1 GPU.
+    resources: Annotated[dict[str, PositiveFloat], Field(min_length=1)] | None = None
 
 
 class PlacementConfig(Section):
     """Which processes the roles share."""
 
-    mode: Literal["colocate", "split", "standalone", "local"] = "colocate"  # local: everything in this process
+    mode: Literal["colocate", "split", "standalone", "map", "local"] = "colocate"  # local: everything in this process
     ranks: PositiveInt = 1  # processes of each trained or scoring role
-    rollout_ranks: PositiveInt = 1  # rollout engines
-    timeout_s: Annotated[float, Field(gt=0.0)] = 60.0  # for the processes to be placed
-    call_timeout_s: Annotated[float, Field(gt=0.0)] = 1800.0  # for one call to a role
+    rollout_ranks: PositiveInt = 1  # CPUs or GPUs that generate; rollout.tensor_parallel of them make one engine
+    pools: dict[str, PoolConfig] = Field(default_factory=dict)  # mode map: the pools by name
+    roles: dict[str, str] = Field(default_factory=dict)  # mode map: role -> pool
+    timeout_s: PositiveFloat = 60.0  # for the processes to be placed
+    call_timeout_s: PositiveFloat = 1800.0  # for one call to a role
+    device_memory_gib: PositiveFloat | None = None  # of one GPU, for the dry run; None = ask the GPU
 
 
 class CheckpointConfig(Section):
@@ -222,7 +127,9 @@ class CheckpointConfig(Section):
 
     every: PositiveInt = 1  # iterations; the last one is always written
     keep_last: PositiveInt = 2
-    keep_best: Annotated[int, Field(ge=0)] = 1  # by evaluation score, besides keep_last
+    keep_best: NonNegativeInt = 1  # by evaluation score, besides keep_last
+    # Seconds that a step may go on after SIGTERM, to commit itself before the machine is taken away; 0 = given up at once.
+    grace_s: Annotated[float, NUMBER, Field(ge=0.0)] = 0.0
 
 
 class SuiteConfig(Section):
@@ -241,12 +148,35 @@ class EvaluationConfig(Section):
     suites: Annotated[tuple[SuiteConfig, ...], Field(min_length=1)] = (SuiteConfig(),)
 
 
+class GuardConfig(Section):
+    """A bound that an iteration must keep, and what happens where it does not (engine/guards.py says what is read)."""
+
+    watch: Literal[
+        "kl",
+        "step_kl",
+        "entropy",
+        "length",
+        "clip_share",
+        "dead_groups",
+        "reward_spread",
+        "mismatch",
+        "mismatch_weight",
+    ]
+    above: Real | None = None  # more than this is outside
+    below: Real | None = None  # less than this is outside
+    action: Literal["warn", "lower_rate", "stop"] = "warn"  # lower_rate: half of it from the next iteration on
+    patience: PositiveInt = 1  # iterations in a row
+
+
 class GateConfig(Section):
     """What the final policy must show before it becomes champion."""
 
     suite: str = "held_out"
-    min_score: float | None = None  # floor of score_mean
-    min_gain: float = 0.0  # over the start checkpoint
+    component: str | None = None  # one reward by its kind, instead of their weighted sum; its weight may be 0
+    min_score: Real | None = None  # floor of the mean score
+    min_gain: Real = 0.0  # over the start checkpoint
+    max_cost: Real | None = None  # ceiling of the mean cost, of a run with `cost`
+    cost_component: str | None = None  # one entry of cost by its kind, instead of their weighted sum
 
 
 class RegistryConfig(Section):
@@ -260,7 +190,7 @@ class RunConfig(Section):
     """One complete run: data to registered model."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, NUMBER, Field(ge=0, lt=2**63)] = 0
     root: str = "runs"
     model: ModelConfig
     data: DataConfig
@@ -269,11 +199,13 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     train: TrainConfig = TrainConfig()
     reward: Annotated[tuple[RewardConfig, ...], Field(min_length=1)]
+    cost: tuple[RewardConfig, ...] = ()  # of safe_rlhf and safe_grpo: positive = harmful
     max_unscored_share: Share = 0.1  # of one step's samples; above it the step fails
     placement: PlacementConfig = PlacementConfig()
     iterations: PositiveInt
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    guards: tuple[GuardConfig, ...] = ()
     gate: GateConfig = GateConfig()
     registry: RegistryConfig | None = None
 
@@ -283,32 +215,45 @@ class RunConfig(Section):
         return self.train.prompts_per_iteration * self.rollout.samples_per_prompt
 
     @property
+    def policy_steps(self) -> int:
+        """Optimiser steps that the policy takes after the start checkpoint: none while only the critics learn."""
+        warmup = self.algorithm.critic_warmup if isinstance(self.algorithm, CriticConfig) else 0
+        return (self.iterations - warmup) * self.train.epochs * self.train.mini_batches
+
+    @property
     def needs_answer(self) -> bool:
         """Whether every row must carry a reference answer."""
-        return any(_needs_answer(reward) for reward in self.reward)
+        return any(needs_answer(component) for component in (*self.reward, *self.cost))
+
+    @property
+    def scoring_models(self) -> dict[str, ModelReward]:
+        """The entries of `reward` and `cost` that are models, by key: reward[0], say."""
+        sections = {"reward": self.reward, "cost": self.cost}
+        entries = {f"{name}[{i}]": one for name, section in sections.items() for i, one in enumerate(section)}
+        return {key: one for key, one in entries.items() if isinstance(one, ModelReward)}
 
     @property
     def needs_reference(self) -> bool:
         """Whether the frozen start policy has to score responses."""
-        if isinstance(self.algorithm, PPOConfig):
-            return self.algorithm.kl_coef > 0
-        return self.algorithm.kl_loss_coef > 0
+        return self.algorithm.needs_reference
 
 
-def _needs_answer(reward: Section) -> bool:
-    if isinstance(reward, PythonReward):
-        return reward.needs_answer
-    return isinstance(reward, ExactMatchReward | NumberReward | MathReward)
-
-
+# Of a scorer: where its service is and how long it is waited for.
+_PATIENCE = {
+    "__all__": {"url", "base_url", "token_env", "batch_size", "concurrency", "retries", "backoff_s", "timeout_s"}
+}
 # Options that move work around without changing what is computed: left out of the digest, so a run may be continued
-# in another folder, on other processes or with another retention.
-_NOT_RESULTS: dict[str, set[str] | bool] = {
+# in another folder, on other processes, with another retention or with more patience for its scorers.
+_NOT_RESULTS: dict[str, Any] = {
     "root": True,
+    "max_unscored_share": True,
     "placement": True,
     "checkpoint": True,
     "registry": True,
     "gate": True,
+    "train": {"tensor_parallel", "offload_optimizer"},
+    "reward": _PATIENCE,
+    "cost": _PATIENCE,
 }
 
 
@@ -319,19 +264,17 @@ def config_digest(config: RunConfig, fingerprints: dict[str, str]) -> str:
     """
     content = config.model_dump(mode="json", exclude=_NOT_RESULTS)
     content = _without_paths(content)
-    content["model"].pop("source")
+    for model in (content["model"], *content["reward"], *content["cost"]):
+        model.pop("source", None)  # only scorers by a model have one
     text = json.dumps({"options": content, "content": fingerprints}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _without_paths(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_paths(item) for key, item in value.items() if key != "path"}
+        kept = {key: item for key, item in value.items() if key != "path"}
+        # A JSON schema may well describe a property of that name.
+        return {key: item if key == "definition" else _without_paths(item) for key, item in kept.items()}
     if isinstance(value, list):
         return [_without_paths(item) for item in value]
     return value
-
-
-def save_config(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration as JSON, so that a resumed run needs nothing else."""
-    path.write_text(config.model_dump_json(indent=2))

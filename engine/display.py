@@ -15,6 +15,10 @@ _SHOWN = {  # metric -> how it is written
     "rollout/response_tokens_mean": "length {:.1f}",
     "rollout/tokens_per_s": "{:,.0f} tokens/s",
     "policy/nll": "loss {:.4f}",
+    "dpo/accuracy": "accuracy {:.3f}",
+    "reward_model/accuracy": "accuracy {:.3f}",
+    "cost_model/accuracy": "accuracy {:.3f}",
+    "cost_model/sign_accuracy": "signs {:.3f}",
 }
 _PARTS = 10  # lines that a stage with many steps gets
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.config import RunConfig
+    from engine.offlineconfig import AnyConfig
 
 _DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -16,7 +16,7 @@ _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the command tells of failures and retries itself
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
     "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive a fork
     "TRANSFORMERS_VERBOSITY": "error",
@@ -31,10 +31,14 @@ def set_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
-def stay_offline(config: "RunConfig") -> None:
+def stay_offline(config: "AnyConfig") -> None:
     """Keep Hugging Face libraries from asking the Hub about a run whose model and data are local."""
-    suites = [source for suite in config.evaluation.suites for source in suite.data]
-    sources = [*config.data.train, *config.data.eval, *suites, *(config.sft.data if config.sft else ())]
+    from engine.config import RunConfig
+
+    sources = [*config.data.train, *config.data.eval]
+    if isinstance(config, RunConfig):
+        sources += [source for suite in config.evaluation.suites for source in suite.data]
+        sources += config.sft.data if config.sft else ()
     local = all(Path(source.path).exists() for source in sources)
     model = config.model.source
     if local and (Path(model).exists() or model.startswith(("models:/", "runs:"))):

@@ -86,6 +86,10 @@ class TransientError(HybridFlowError):
     retryable = True
 
 
+class DeviceMemoryError(TransientError):
+    """A device ran out of memory in a step; the step is done again, once in a run with smaller micro-batches."""
+
+
 class StoreError(HybridFlowError):
     """A run directory that is corrupt, foreign, owned by somebody else or not writable."""
 

@@ -40,12 +40,12 @@ class Lease:
         self._token = uuid.uuid4().hex
         self._stop = threading.Event()
         self._beating: threading.Thread | None = None
+        self._fence = 0  # of our last time as the owner
 
     @property
     def held(self) -> bool:
         """Whether this object holds the lease now."""
-        owner = self._read()
-        return owner is not None and owner["token"] == self._token
+        return self._owns()
 
     def acquire(self) -> None:
         """Become the owner. Raises StoreError naming the living owner, before anything is written."""
@@ -59,6 +59,8 @@ class Lease:
                     path=str(self._file),
                     remedy="Wait for it, cancel it, or start a run with another --run-key.",
                 )
+            if owner is None:
+                self._require_no_silent_holder()
             self._write(fence=owner["fence"] + 1 if owner else 1)
         self._stop.clear()
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -68,7 +70,7 @@ class Lease:
         """Give the lease back, if it is still ours."""
         self._stop.set()
         with self._locked():
-            if self.held:
+            if self._owns():
                 self._file.unlink()
 
     def check(self) -> None:
@@ -88,25 +90,49 @@ class Lease:
         owner = self._read()
         return None if owner is None else {**owner, "alive": self._alive(owner)}
 
+    def _owns(self) -> bool:
+        owner = self._read()
+        return owner is not None and owner["token"] == self._token
+
     def _alive(self, owner: dict[str, Any]) -> bool:
         if owner["host"] != socket.gethostname():
             return time.time() - self._file.stat().st_mtime < EXPIRY_S
-        try:
-            process = psutil.Process(owner["pid"])
-            same = abs(process.create_time() - owner["started"]) < 1.0  # a later process may have the same number
-            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
+        return process_lives(owner)
+
+    def _require_no_silent_holder(self) -> None:
+        """An empty lease names nobody, as after a crash of the machine; but a living holder would fill it in again."""
+        if not self._is_empty():
+            return
+        age = time.time() - self._file.stat().st_mtime
+        if age < EXPIRY_S:
+            raise StoreError(
+                f"The lease file is empty, and was written {age:.0f} s ago: a living owner would restore it.",
+                path=str(self._file),
+                remedy=f"Try again in {EXPIRY_S - age:.0f} s; it is taken over if it is still empty then.",
+            )
+
+    def _is_empty(self) -> bool:
+        return self._file.is_file() and not self._file.read_text().strip()
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
-            if self.held:
-                with suppress(FileNotFoundError):  # released a moment ago
-                    os.utime(self._file)
+            with suppress(FileNotFoundError):  # released a moment ago
+                self._renew()
+
+    def _renew(self) -> None:
+        if self._owns():
+            os.utime(self._file)
+            return
+        with self._locked():
+            if self._is_empty() and not self._stop.is_set():
+                self._write(self._fence)
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            content: dict[str, Any] = json.loads(self._file.read_text())
+            text = self._file.read_text()
+            if not text.strip():
+                return None
+            content: dict[str, Any] = json.loads(text)
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -118,7 +144,15 @@ class Lease:
         return content
 
     def _write(self, fence: int) -> None:
-        owner = {
+        self._fence = fence
+        owner = self._present(fence)
+        temporary = self._file.with_name(".OWNER.new")
+        temporary.write_text(json.dumps(owner, indent=1))
+        temporary.rename(self._file)
+
+    def _present(self, fence: int) -> dict[str, Any]:
+        """What is told of this process as the owner."""
+        return {
             "token": self._token,
             "fence": fence,
             "host": socket.gethostname(),
@@ -126,9 +160,6 @@ class Lease:
             "started": psutil.Process().create_time(),
             "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        temporary = self._file.with_name(".OWNER.new")
-        temporary.write_text(json.dumps(owner, indent=1))
-        temporary.rename(self._file)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -143,3 +174,13 @@ class Lease:
         with stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
+
+
+def process_lives(owner: dict[str, Any]) -> bool:
+    """Whether the process of an owner on this machine still runs."""
+    try:
+        process = psutil.Process(owner["pid"])
+        same = abs(process.create_time() - owner["started"]) < 1.0  # a later process may have the same number
+        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

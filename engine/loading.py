@@ -1,11 +1,12 @@
 """From a YAML file to a RunConfig: everything that is wrong with it in one message, paths made absolute."""
 
 import copy
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -15,6 +16,8 @@ from engine.config import DataSource, RunConfig
 from engine.data.sources import source_format
 from engine.errors import ConfigError, DataError, Problem
 from engine.explain import place_of, problem_of
+from engine.roots import is_remote
+from engine.trainconfig import Section
 from engine.yamlfile import Place, assign, dotted, read_yaml
 
 _PASSES = 5  # leaving out a bad option can uncover that it was required, and its stand-in another
@@ -25,6 +28,7 @@ _SOURCES: tuple[Place, ...] = (
     ("sft", "data"),
     ("evaluation", "suites", "*", "data"),
 )
+_MODELS: tuple[Place, ...] = (("reward",), ("cost",))  # lists whose entries may name a model as their source
 # What takes the place of an option that is missing or unusable, so that everything else can still be checked.
 _STAND_INS: dict[str, Any] = {
     "name": "unnamed",
@@ -41,20 +45,48 @@ _STAND_INS: dict[str, Any] = {
     "reward.pattern": ".",
     "reward.dataset": "unknown",
     "reward.function": "unknown:unknown",
+    "reward.max_tokens": 1,
+    "reward.buffer_tokens": 1,
+    "reward.url": "http://unknown",
+    "reward.base_url": "http://unknown",
+    "reward.model": "unknown",
+    "reward.template": "{response}",
+    "reward.source": ".",
+    "algorithm.dataflow": "unknown",
     "iterations": 1,
     "registry.model": "unnamed",
 }
 
+C = TypeVar("C", bound=Section)
+NamedSources = list[tuple[str, Sequence[DataSource]]]  # key of the option -> its data sources
+
 
 @dataclass(frozen=True)
-class Parsed:
+class Form(Generic[C]):
+    """A kind of configuration file.
+
+    section: its options; sources: where lists of data sources may stand; stand_ins: what takes the place of an option
+    that is missing or unusable; check: rules between options (config, unknown options, elsewhere); named_sources,
+    named_models: the data and models that a configuration names, by the key of the option.
+    """
+
+    section: type[C]
+    sources: tuple[Place, ...]
+    stand_ins: Mapping[str, Any]
+    check: Callable[[C, frozenset[str], bool], list[Problem]]
+    named_sources: Callable[[C], NamedSources]
+    named_models: Callable[[C], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Parsed(Generic[C]):
     """What could be made of a configuration.
 
     problems: everything found so far; unknown: options that are missing or unusable, whose values in `config` mean
     nothing. config is None if nothing can be checked further.
     """
 
-    config: RunConfig | None
+    config: C | None
     problems: list[Problem]
     unknown: frozenset[str]
 
@@ -77,26 +109,50 @@ def refused(problems: Sequence[Problem]) -> ConfigError:
     return ConfigError(f"The configuration cannot be used: {count}.", problems=unique)
 
 
-def parse_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | None = None) -> Parsed:
-    """Parse and check as far as possible. Raises ConfigError only if there is no mapping of options at all."""
-    content, problems, base = _content(source)
+def parse_config(
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] | None = None, *, elsewhere: bool = False
+) -> Parsed[RunConfig]:
+    """Parse and check as far as possible. Raises ConfigError only if there is no mapping of options at all.
+
+    elsewhere: the run is planned for another machine; what this one has is not looked at.
+    """
+    return parse_form(_RUN, source, overrides, elsewhere=elsewhere)
+
+
+def parse_form(
+    form: Form[C], source: str | Path | Mapping[str, Any], overrides: Sequence[str] | None, *, elsewhere: bool
+) -> Parsed[C]:
+    """As `parse_config`, for any kind of configuration file."""
+    content, problems, base = read_content(source)
     set_here, faults = assign(content, overrides or ())
     problems += faults
-    _resolve_paths(content, base, set_here)
-    config, faults, unknown = _validated(content)
+    _resolve_paths(content, base, set_here, form.sources)
+    _read_schemas(content, base, set_here)
+    config, faults, found = _validated(content, form)
     problems += faults
+    unknown = frozenset(found)
     if config is not None:
-        problems += check_config(config, unknown)
-        problems += [problem for problem in missing_files(config) if not touches(problem.key, unknown)]
-    return Parsed(config, problems, frozenset(unknown))
+        problems += form.check(config, unknown, elsewhere)
+        files = missing_files(form.named_sources(config), form.named_models(config))
+        problems += [problem for problem in files if not touches(problem.key, unknown)]
+    return Parsed(config, problems, unknown)
 
 
-def missing_files(config: RunConfig) -> list[Problem]:
-    """Data and model files that are named and not there."""
-    named: list[tuple[str, Sequence[DataSource]]] = [("data.train", config.data.train), ("data.eval", config.data.eval)]
+def _named_sources(config: RunConfig) -> NamedSources:
+    named: NamedSources = [("data.train", config.data.train), ("data.eval", config.data.eval)]
     named += [(f"evaluation.suites[{i}].data", suite.data) for i, suite in enumerate(config.evaluation.suites)]
     if config.sft is not None:
         named.append(("sft.data", config.sft.data))
+    return named
+
+
+def _named_models(config: RunConfig) -> dict[str, str]:
+    models = {f"{key}.source": scorer.source for key, scorer in config.scoring_models.items()}
+    return {"model.source": config.model.source, **models}
+
+
+def missing_files(named: NamedSources, models: Mapping[str, str]) -> list[Problem]:
+    """Data and model files that are named and not there."""
     problems = []
     for key, sources in named:
         for index, item in enumerate(sources):
@@ -105,9 +161,9 @@ def missing_files(config: RunConfig) -> list[Problem]:
             except DataError as error:
                 reason = f"{error.message}. {error.remedy}".rstrip(". ")
                 problems.append(Problem(f"{key}[{index}].path", item.path, reason))
-    model = config.model.source
-    if _names_a_path(model) and not Path(model).exists():
-        problems.append(Problem("model.source", model, "there is no such file or folder; correct the path"))
+    for key, model in models.items():
+        if _names_a_path(model) and not Path(model).exists():
+            problems.append(Problem(key, model, "there is no such file or folder; correct the path"))
     return problems
 
 
@@ -116,7 +172,7 @@ def touches(key: str, unknown: frozenset[str] | set[str]) -> bool:
     return any(key == name or key.startswith((f"{name}.", f"{name}[")) for name in unknown)
 
 
-def _content(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem], Path]:
+def read_content(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem], Path]:
     """Options, keys given twice, and the folder that input paths are relative to."""
     if isinstance(source, Mapping):
         return copy.deepcopy(dict(source)), [], Path.cwd()
@@ -125,19 +181,19 @@ def _content(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], li
     return content, problems, path.parent
 
 
-def _validated(content: dict[str, Any]) -> tuple[RunConfig | None, list[Problem], set[str]]:
+def _validated(content: dict[str, Any], form: Form[C]) -> tuple[C | None, list[Problem], set[str]]:
     """The configuration with faulty options left out, what was wrong with them, and which they are."""
     problems: list[Problem] = []
     unknown: set[str] = set()
     for _ in range(_PASSES):
         try:
-            return RunConfig.model_validate(content), problems, unknown
+            return form.section.model_validate(content), problems, unknown
         except ValidationError as error:
             found = _innermost(error)
-        problems += [problem_of(details) for details in found if dotted(place_of(details)) not in unknown]
+        problems += [problem_of(details, form.section) for details in found if dotted(place_of(details)) not in unknown]
         unknown |= {dotted(place_of(details)) for details in found if details["type"] != "extra_forbidden"}
         for details in found:
-            _leave_out(content, place_of(details))
+            _leave_out(content, place_of(details), form.stand_ins)
     return None, problems, unknown
 
 
@@ -152,7 +208,7 @@ def _innermost(error: ValidationError) -> list[ErrorDetails]:
     ]
 
 
-def _leave_out(content: dict[str, Any], place: Place) -> None:
+def _leave_out(content: dict[str, Any], place: Place, stand_ins: Mapping[str, Any]) -> None:
     """Remove an unusable option; one that is missing, or an entry of a list, gets a stand-in, else its section goes."""
     *way, last = place
     holder: Any = content
@@ -160,7 +216,7 @@ def _leave_out(content: dict[str, Any], place: Place) -> None:
         if isinstance(holder, list) != isinstance(part, int) or (isinstance(holder, dict) and part not in holder):
             return  # removed already, together with the section it stood in
         holder = holder[part]
-    stand_in = _STAND_INS.get(".".join(part for part in place if isinstance(part, str)))
+    stand_in = stand_ins.get(".".join(part for part in place if isinstance(part, str)))
     if isinstance(holder, dict) and last in holder:
         del holder[last]
     elif isinstance(holder, dict) and stand_in is not None:
@@ -168,27 +224,50 @@ def _leave_out(content: dict[str, Any], place: Place) -> None:
     elif isinstance(holder, list) and isinstance(stand_in, list):
         holder[int(last)] = copy.deepcopy(stand_in[0])
     elif way:
-        _leave_out(content, tuple(way))
+        _leave_out(content, tuple(way), stand_ins)
 
 
-def _resolve_paths(content: dict[str, Any], base: Path, set_here: Sequence[Place]) -> None:
+def _resolve_paths(content: dict[str, Any], base: Path, set_here: Sequence[Place], sources: tuple[Place, ...]) -> None:
     """Make paths absolute: inputs from the file's folder, those of --set and outputs from the current one."""
-    for place, entry in (found for pattern in _SOURCES for found in _entries(content, pattern)):
+    for place, entry in (found for pattern in sources for found in _entries(content, pattern)):
         if isinstance(entry, dict) and isinstance(entry.get("path"), str):
             path = _join(_folder((*place, "path"), base, set_here), entry["path"])
             if path.exists() or not _on_hub(entry["path"], entry.get("format", "auto")):
                 entry["path"] = str(path)
-    model = content.get("model")
-    if isinstance(model, dict) and isinstance(source := model.get("source"), str):
-        path = _join(_folder(("model", "source"), base, set_here), source)
-        if _names_a_path(source) or path.exists():
-            model["source"] = str(path)
+    models = [(("model",), content.get("model")), *(found for key in _MODELS for found in _entries(content, key))]
+    for place, model in models:
+        if isinstance(model, dict) and isinstance(source := model.get("source"), str):
+            path = _join(_folder((*place, "source"), base, set_here), source)
+            if _names_a_path(source) or path.exists():
+                model["source"] = str(path)
     root = content.get("root", RunConfig.model_fields["root"].default)
-    if isinstance(root, str) and "://" not in root:
+    if isinstance(root, str) and not is_remote(root):
         content["root"] = str(_join(Path.cwd(), root))
     registry = content.get("registry")
     if isinstance(registry, dict) and isinstance(uri := registry.get("tracking_uri"), str) and uri.startswith(_SQLITE):
         registry["tracking_uri"] = f"{_SQLITE}{_join(Path.cwd(), uri.removeprefix(_SQLITE))}"
+
+
+def _read_schemas(content: dict[str, Any], base: Path, set_here: Sequence[Place]) -> None:
+    """Put the JSON schemas that rewards name by path into the options, so that a run needs no file to be resumed.
+
+    A path without a schema behind it stays, for the checks to report.
+    """
+    for place, entry in _entries(content, ("reward",)):
+        if isinstance(entry, dict) and entry.get("kind") == "json_schema" and isinstance(entry.get("path"), str):
+            file = _join(_folder((*place, "path"), base, set_here), entry["path"])
+            schema = _json_object(file)
+            if schema is not None and "definition" not in entry:
+                entry["definition"] = schema
+                del entry["path"]
+
+
+def _json_object(file: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _entries(value: Any, pattern: Place, place: Place = ()) -> list[tuple[Place, Any]]:
@@ -222,3 +301,13 @@ def _on_hub(path: str, format: Any) -> bool:
         return source_format(DataSource(path=path)) == "hub"
     except DataError:
         return False
+
+
+_RUN = Form(
+    RunConfig,
+    _SOURCES,
+    _STAND_INS,
+    lambda config, unknown, elsewhere: check_config(config, unknown, elsewhere=elsewhere),
+    _named_sources,
+    _named_models,
+)

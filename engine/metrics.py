@@ -1,13 +1,12 @@
 """Typed metrics: every value carries how it combines, so that ranks and micro-batches can be split in any way."""
 
 import math
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Reduction = Literal["mean", "sum", "max", "min"]
+OF_THE_MACHINE = ("time/", "perf/", "memory/")  # areas whose numbers differ between two runs of the same configuration
 _BY_SUFFIX: dict[str, Reduction] = {"max": "max", "min": "min", "count": "sum"}
 
 
@@ -62,9 +61,20 @@ class Metrics:
         """Name -> number, sorted by name."""
         return {name: self._items[name].value for name in sorted(self._items)}
 
+    def renamed(self, areas: Mapping[str, str]) -> "Metrics":
+        """The same numbers, names that begin with a key of `areas` beginning with its value instead."""
+        return Metrics({_renamed(name, areas): metric for name, metric in self._items.items()})
+
     def with_value(self, name: str, value: float, reduction: Reduction = "mean", weight: float = 1.0) -> "Metrics":
         """The metrics with one more number combined in."""
         return self | Metrics({name: Metric(float(value), reduction, weight)})
+
+
+def _renamed(name: str, areas: Mapping[str, str]) -> str:
+    for area, other in areas.items():
+        if name.startswith(area):
+            return other + name.removeprefix(area)
+    return name
 
 
 def from_pairs(pairs: Mapping[str, tuple[Any, Any]]) -> Metrics:
@@ -88,22 +98,3 @@ def merge(parts: Iterable[Metrics]) -> Metrics:
     for part in parts:
         result = result | part
     return result
-
-
-class Timers:
-    """Wall seconds per phase; `with timers("generate"):` adds up under time/generate_s."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
-
-    def metrics(self) -> Metrics:
-        """time/PHASE_s for every phase."""
-        return Metrics({f"time/{phase}_s": Metric(seconds, "sum") for phase, seconds in self._seconds.items()})

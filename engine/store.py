@@ -20,6 +20,7 @@ from engine.lease import lease_of
 log = logging.getLogger(__name__)
 MANIFEST = "MANIFEST.json"
 PRUNED = "PRUNED"
+_SEAL = "seal"  # key of a manifest: sha256 over all others, so that no flipped bit in a fact or metric is believed
 _TEMPORARY = ".tmp-"
 
 
@@ -42,6 +43,7 @@ class Manifest:
     metrics: dict[str, float | None] = field(default_factory=dict)  # None = nothing was measured
     facts: dict[str, Any] = field(default_factory=dict)  # small results later steps need without reading the files
     committed_at: float = 0.0  # seconds since the epoch
+    sealed_s: float = 0.0  # seconds that hashing the files and bringing them to disk took before that
 
 
 def step_path(kind: str, iteration: int) -> str:
@@ -72,7 +74,7 @@ class Store:
             return None
         fault = self._fault(folder, path, parent)
         if fault is None:
-            return StepRef(path, _sha256(folder / MANIFEST))
+            return StepRef(path, sha256_of(folder / MANIFEST))
         log.warning("Step %s of %s cannot be used (%s).", path, self.folder.name, fault)
         if self.lease.held:
             self._quarantine(folder, fault)
@@ -85,14 +87,17 @@ class Store:
             raise StoreError(
                 f"Step {ref.path} is not there any more.", path=str(file), remedy="Resume to make it again."
             )
-        if _sha256(file) != ref.manifest_sha256:
+        if sha256_of(file) != ref.manifest_sha256:
             raise StoreError(
                 f"Step {ref.path} was replaced since it was referred to.", path=str(file), remedy="Resume the run."
             )
         return _parse(file)
 
     def read(self, ref: StepRef) -> Path:
-        """Folder of a committed step, every file checked against its sha256 once per process. Raises StoreError."""
+        """Folder of a committed step, every file checked against its sha256 once per process.
+
+        Raises StoreError; a step of other content is moved to quarantine by the lease holder, so that it is made again.
+        """
         manifest = self.manifest(ref)
         folder = self.folder / ref.path
         if (folder / PRUNED).exists():
@@ -101,12 +106,8 @@ class Store:
             )
         if ref.manifest_sha256 not in self._verified:
             for name, entry in manifest.files.items():
-                if _sha256(folder / name) != entry["sha256"]:
-                    raise StoreError(
-                        f"{name} of step {ref.path} does not have the content that was committed.",
-                        path=str(folder / name),
-                        remedy="Resume the run: the step is set aside and made again from the last good one.",
-                    )
+                if sha256_of(folder / name) != entry["sha256"] and not self._restored(ref, manifest, name):
+                    raise self._altered(ref, folder, name)
             self._verified.add(ref.manifest_sha256)
         return folder
 
@@ -167,10 +168,10 @@ class Store:
             shutil.rmtree(leftover)
 
     def _seal(self, draft: "Draft", path: str, parent: StepRef | None) -> None:
-        files = {}
+        files, started = {}, time.perf_counter()
         for file in sorted(item for item in draft.folder.rglob("*") if item.is_file()):
             _fsync(file)
-            files[file.relative_to(draft.folder).as_posix()] = {"size": file.stat().st_size, "sha256": _sha256(file)}
+            files[file.relative_to(draft.folder).as_posix()] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
         manifest = Manifest(
             path=path,
             config_digest=self.config_digest,
@@ -179,8 +180,10 @@ class Store:
             metrics=_finite_or_none(path, draft.metrics),
             facts=dict(draft.facts),
             committed_at=time.time(),
+            sealed_s=time.perf_counter() - started,
         )
-        text = json.dumps(asdict(manifest), indent=1, sort_keys=True, allow_nan=False)
+        content = asdict(manifest)
+        text = json.dumps(content | {_SEAL: _digest(content)}, indent=1, sort_keys=True, allow_nan=False)
         (draft.folder / MANIFEST).write_text(text)
         _fsync(draft.folder / MANIFEST)
         _fsync(draft.folder)
@@ -205,8 +208,10 @@ class Store:
             return "it was made with another configuration"
         if parent is not None and manifest.parent != parent.manifest_sha256:
             return f"it was made from another parent than the present {parent.path}"
-        if (folder / PRUNED).exists():
-            return None
+        return None if (folder / PRUNED).exists() else self._incomplete(folder, manifest)
+
+    def _incomplete(self, folder: Path, manifest: Manifest) -> str | None:
+        """Which file of a step is missing or cut; None = all are there."""
         for name, entry in manifest.files.items():
             file = folder / name
             if not file.is_file():
@@ -215,17 +220,26 @@ class Store:
                 return f"{name} has {file.stat().st_size} bytes instead of {entry['size']}"
         return None
 
-    def _quarantine(self, folder: Path, fault: str) -> None:
+    def _restored(self, ref: StepRef, manifest: Manifest, name: str) -> bool:
+        """Whether a file of other content could be replaced by the committed one; there is no second copy here."""
+        return False
+
+    def _altered(self, ref: StepRef, folder: Path, name: str) -> StoreError:
+        """The error for a file of other content; the lease holder sets its step aside, so that it is made again."""
+        fault = f"{name} of step {ref.path} does not have the content that was committed."
+        if self.lease.held:
+            self._quarantine(folder, fault)
+        remedy = "Resume the run: the step is set aside and made again from the last good one."
+        return StoreError(fault, path=str(folder / name), remedy=remedy)
+
+    def _quarantine(self, folder: Path, fault: str) -> str:
+        """Set a step aside with its reason; returns the new name within `quarantine`."""
         name = f"{folder.relative_to(self.folder).as_posix().replace('/', '-')}-{uuid.uuid4().hex[:8]}"
         target = self.folder / "quarantine" / name
         target.parent.mkdir(exist_ok=True)
         folder.rename(target)
         (target / "REASON").write_text(fault)
-
-    def set_aside(self, ref: StepRef, reason: str) -> None:
-        """Move a step that proved damaged when it was read to quarantine, so that it is made again."""
-        self.lease.check()
-        self._quarantine(self.folder / ref.path, reason)
+        return name
 
 
 class Draft:
@@ -259,15 +273,32 @@ def _finite_or_none(path: str, metrics: Mapping[str, float]) -> dict[str, float 
 
 def _parse(file: Path) -> Manifest:
     try:
-        content = json.loads(file.read_text())
-        return Manifest(**content)
+        return parse_manifest(file.read_bytes(), str(file))
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError("it has no manifest: it was never finished", path=str(file)) from None
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"its manifest does not parse: {error}", path=str(file)) from error
 
 
-def _sha256(file: Path) -> str:
+def parse_manifest(text: bytes, path: str) -> Manifest:
+    """The manifest of this content, found at `path`. Raises StoreError, whose message says what is wrong with it."""
+    try:
+        content = json.loads(text)
+        if content.pop(_SEAL, None) != _digest(content):
+            raise ValueError("it was altered since it was written")
+        manifest = Manifest(**content)
+        if not all(isinstance(part, dict) for part in (manifest.files, manifest.facts, manifest.metrics)):
+            raise TypeError("files, facts and metrics must be mappings")
+        return manifest
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(f"its manifest does not parse: {error}", path=path) from error
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """sha256 of a manifest's values, whatever its layout."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of(file: Path) -> str:
+    """Hash of a file's content. Raises StoreError if it is missing."""
     try:
         with file.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -24,6 +24,17 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """A number, but 1:30 stays text: YAML 1.1 would take it for 90."""
+    if ":" in node.value:
+        return loader.construct_scalar(node)
+    return loader.construct_yaml_int(node) if node.tag.endswith(":int") else loader.construct_yaml_float(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+
+
 def dotted(place: Place) -> str:
     """How a place is written: data.train[0].path"""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
@@ -37,9 +48,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], list[Problem]]:
         remedy = f"it cannot be read ({error.strerror}); name an existing YAML file"
         raise ConfigError("There is no configuration.", problems=[Problem("CONFIG", str(path), remedy)]) from error
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        content = loader.construct_document(node) if node is not None else None
+        node, content = _parsed(text)
     except yaml.YAMLError as error:
         raise _no_mapping(path, f"it is no valid YAML: {_fault(error)}") from error
     if node is None or not isinstance(content, dict):
@@ -59,7 +68,7 @@ def assign(content: dict[str, Any], assignments: Sequence[str]) -> tuple[list[Pl
             continue
         place = _place(match["key"])
         try:
-            value = yaml.load(match["value"], _Loader)
+            _, value = _parsed(match["value"])
         except yaml.YAMLError as error:
             problems.append(Problem("--set", text, f"the value is no valid YAML: {_fault(error)}"))
             continue
@@ -69,6 +78,28 @@ def assign(content: dict[str, Any], assignments: Sequence[str]) -> tuple[list[Pl
         else:
             problems.append(Problem("--set", text, fault))
     return places, problems
+
+
+def _parsed(text: str | bytes) -> tuple[yaml.Node | None, Any]:
+    """The node tree of a text and what it stands for. Raises YAMLError, also where an alias stands in what it repeats."""
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if node is None:
+        return None, None
+    _require_an_end(node, [], set())
+    return node, loader.construct_document(node)
+
+
+def _require_an_end(node: yaml.Node, around: list[yaml.Node], finished: set[int]) -> None:
+    if isinstance(node, yaml.ScalarNode) or id(node) in finished:
+        return
+    if any(node is outer for outer in around):
+        mark = node.start_mark
+        raise yaml.MarkedYAMLError(problem="an alias repeats the very section that it stands in", problem_mark=mark)
+    inside = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+    for part in inside:
+        _require_an_end(part, [*around, node], finished)
+    finished.add(id(node))
 
 
 def _place(key: str) -> Place:

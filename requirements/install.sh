@@ -25,8 +25,13 @@ if [ ! -x "$venv/bin/pip" ]; then
     "$python" -m venv "$venv" ||
         fail "'$python -m venv' failed. On Debian and Ubuntu: apt-get install python3.11-venv; then remove $venv and try again."
 fi
+say() {
+    echo "requirements/install.sh: $1"
+}
+
 install=("$venv/bin/python" -m pip install -qq --no-deps --no-compile --disable-pip-version-check)
 
+say "1/4 torch"
 # The index in use may or may not hold the CPU build of torch; PyTorch's own index does.
 torch=$(grep '^torch==' requirements/cpu-py311.txt)
 "${install[@]}" "$torch" || {
@@ -34,12 +39,15 @@ torch=$(grep '^torch==' requirements/cpu-py311.txt)
     "${install[@]}" --index-url "$torch_wheels" "$torch"
 }
 
+say "2/4 everything else, the longest part"
 # One package (pycosat) is compiled, so the interpreter's headers and a C compiler are needed.
 "${install[@]}" -r requirements/cpu-py311.txt -r requirements/dev-py311.txt
 "${install[@]}" --no-build-isolation --editable .
 
 # pip compiles byte code on one core, which takes longer than the installation itself; this uses all of them.
-"$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" || true  # a few packages ship templates that are not Python
+say "3/4 byte code"
+"$venv/bin/python" -W ignore -m compileall -qq -j 0 "$venv/lib" || true  # a few packages ship templates that are not Python
 
+say "4/4 database of the orchestrator"
 # Prefect's database is migrated once per machine, not at the start of the first run.
 "$venv/bin/python" -m tasks.embedded_server template

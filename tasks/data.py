@@ -6,18 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config import RunConfig
-from engine.data.completions import Example, prepare_sft
+from engine.config import RunConfig, config_digest
+from engine.data.completions import Example
 from engine.data.examplefile import save_examples
-from engine.data.prepare import Prepared, prepare
+from engine.data.prepare import Prepared
 from engine.data.promptfile import save_prompts
-from engine.data.templating import load_tokenizer
-from engine.errors import ConfigError, DataError, Problem
-from engine.runs import create_run, new_run_key, read_record
+from engine.errors import DataError, Problem
+from engine.loading import refused
+from engine.preflight import look_at_data, require_room
+from engine.remote import require_place
+from engine.remote_store import bring_run
+from engine.runs import create_run, new_run_key, read_record, run_folder
 from engine.store import StepRef, Store
 from tasks.attempts import begin_attempt_of
-from tasks.models import model_fingerprint, source_of, with_template
+from tasks.models import folder_fingerprint, model_fingerprint, source_of, with_template
 from tasks.refs import RunRef, durable, opened, remember
+from tasks.scoring_models import scoring_models
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,28 +33,60 @@ STEP = "data"
 class _Content:
     """Everything that a run reads, prepared, with the content hashes that go into its digest."""
 
+    tokenizer: "PreTrainedTokenizerBase"
     prepared: Prepared
     examples: list[Example]
     card: dict[str, Any]
     fingerprints: dict[str, str]
 
 
-def start_run(config: RunConfig, run_key: str | None = None) -> RunRef:
-    """Make a run, or continue the one of this key: model and data checked, lease taken, data committed, attempt begun.
+@dataclass(frozen=True)
+class Planned:
+    """A run that could be made: its configuration and all that it reads, prepared; nothing is written yet."""
 
-    Starts no worker. Raises ConfigError, DataError or StoreError before anything heavy, and before anything is written
+    config: RunConfig
+    source: Path
+    content: _Content
+    fingerprints: dict[str, str]
+    models: dict[str, Path]
+
+    @property
+    def digest(self) -> str:
+        """What tells runs with equal results from others: options, data and base model."""
+        return config_digest(self.config, self.fingerprints)
+
+
+def plan_run(config: RunConfig) -> Planned:
+    """Model and data of a configuration, checked and read. Raises ConfigError before anything heavy."""
+    require_place(config.root)
+    base = source_of(config)
+    content = _prepare(config, base)
+    source = with_template(base, content.tokenizer, config)
+    models = scoring_models(config, content.tokenizer)
+    fingerprints = content.fingerprints | {"model": model_fingerprint(source, config)}
+    fingerprints |= {key: folder_fingerprint(folder) for key, folder in models.items()}
+    return Planned(config, source, content, fingerprints, models)
+
+
+def start_run(config: RunConfig, run_key: str | None = None) -> RunRef:
+    """Make a run, or continue the one of this key: model, data and free disk checked, lease taken, data committed, attempt begun.
+
+    Starts no worker. Raises ConfigError or StoreError before anything heavy, and before anything is written
     unless the run exists.
     """
-    base = source_of(config)
-    tokenizer = load_tokenizer(str(base), config.model.chat_template)
-    content = _prepare(config, tokenizer)
-    source = with_template(base, tokenizer, config)
-    fingerprints = content.fingerprints | {"model": model_fingerprint(source, config)}
-    run = create_run(config, run_key or new_run_key(config.name), source, fingerprints)
+    return start_planned(plan_run(config), run_key)
+
+
+def start_planned(plan: Planned, run_key: str | None = None) -> RunRef:
+    """The same for a run whose model and data have been read."""
+    config, key = plan.config, run_key or new_run_key(plan.config.name)
+    if not bring_run(run_folder(config.root, key)):
+        require_room(config, plan.source)
+    run = create_run(config, key, plan.source, plan.fingerprints, plan.models)
     ref = remember(run)
     begin_attempt_of(ref)
     if run.store.committed(STEP) is None:
-        _commit(run.store, content)
+        _commit(run.store, plan.content)
     return ref
 
 
@@ -61,7 +97,7 @@ def prepare_data(run: RunRef) -> StepRef:
     store, config = opened_run.store, opened_run.config
     if done := store.committed(STEP):
         return done
-    content = _prepare(config, load_tokenizer(str(opened_run.source), config.model.chat_template))
+    content = _prepare(config, opened_run.source)
     recorded = read_record(store.folder)["fingerprints"]
     problems = [
         Problem(name, digest[:12], f"the run was made with {recorded.get(name, 'nothing')[:12]}; restore the files")
@@ -73,41 +109,18 @@ def prepare_data(run: RunRef) -> StepRef:
     return _commit(store, content)
 
 
-def _prepare(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> _Content:
-    prepared = prepare(
-        config.data,
-        tokenizer,
-        needs_answer=config.needs_answer,
-        seed=config.seed,
-        suites=config.evaluation.suites,
-    )
-    _check_sizes(config, prepared)
+def _prepare(config: RunConfig, source: Path) -> _Content:
+    findings = look_at_data(config, source)
+    if not findings.check.ok:
+        raise refused(findings.check.problems)
+    assert findings.tokenizer is not None, "a folder with a config.json has a tokenizer or a problem"
+    prepared, examples = findings.prepared, findings.examples
     card = prepared.report.to_json() | {"train_rows": len(prepared.train), "eval_rows": len(prepared.eval)}
-    if config.sft is None:
-        return _Content(prepared, [], card, prepared.fingerprints)
-    examples, report = prepare_sft(
-        config.sft.data or config.data.train,
-        config.data,
-        tokenizer,
-        max_tokens=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
-        held_out=[*prepared.eval, *(prompt for suite in prepared.suites.values() for prompt in suite)],
-    )
-    card = card | {"sft": report.to_json(), "sft_rows": len(examples)}
-    return _Content(prepared, examples, card, prepared.fingerprints | {"data/sft": _examples_fingerprint(examples)})
-
-
-def _check_sizes(config: RunConfig, prepared: Prepared) -> None:
-    """Raise ConfigError if an iteration needs more prompts than there are, or there is nothing to evaluate on."""
-    problems = []
-    wanted, rows = config.train.prompts_per_iteration, len(prepared.train)
-    if wanted > rows:
-        remedy = f"an iteration takes {wanted} prompts, and the training data has {rows} rows; use at most {rows}, or more data"
-        problems.append(Problem("train.prompts_per_iteration", wanted, remedy))
-    if not prepared.eval and any(not suite.data for suite in config.evaluation.suites):
-        remedy = f"no evaluation rows are left ({rows} training rows); give data.eval, or raise data.eval_fraction"
-        problems.append(Problem("data.eval", len(prepared.eval), remedy))
-    if problems:
-        raise ConfigError("The configuration does not fit the data.", problems=problems)
+    fingerprints = prepared.fingerprints
+    if findings.sft_report is not None:
+        card |= {"sft": findings.sft_report.to_json(), "sft_rows": len(examples)}
+        fingerprints = fingerprints | {"data/sft": _examples_fingerprint(examples)}
+    return _Content(findings.tokenizer, prepared, examples, card, fingerprints)
 
 
 def _commit(store: Store, content: _Content) -> StepRef:

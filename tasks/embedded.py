@@ -5,30 +5,49 @@ imports Prefect, which takes seconds that can pass beside the server's start.
 """
 
 import atexit
+import logging
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from engine.errors import StoreError, TransientError
+from engine.roots import local_root
 
+log = logging.getLogger(__name__)
 READY_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 5.0
+_LOOK_S = 0.5  # between two looks at a server that is up
 _LOG_LINES = 15  # of the server's output, shown when it fails
 
 
 class EmbeddedServer:
-    """A running or starting server: `url` of its API, `log` with its output."""
+    """A running or starting server: `url` of its API, `log` with its output.
 
-    def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    again: starts another one on the same socket and database; it is called whenever a server that was ready has ended.
+    """
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        url: str,
+        log: Path,
+        again: "Callable[[], subprocess.Popen[bytes]] | None" = None,
+    ) -> None:
         self.url = url
         self.log = log
         self._process = process
+        self._again = again
+        self._stopping = threading.Event()
+        self._keeper = threading.Thread(target=self._keep_up, name="prefect-server", daemon=True)
 
     @property
     def pid(self) -> int:
@@ -40,6 +59,8 @@ class EmbeddedServer:
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0 and self._process.poll() is None:
             if self._answers(left):
+                if self._again is not None and not self._keeper.is_alive():
+                    self._keeper.start()
                 return
             time.sleep(0.1)  # only after a refused or broken connection; a starting server lets the request wait
         raise TransientError(
@@ -49,12 +70,23 @@ class EmbeddedServer:
 
     def stop(self) -> None:
         """End the server; harmless when repeated."""
+        self._stopping.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
         self._process.terminate()
         try:
             self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _keep_up(self) -> None:
+        """Replace a server that was killed; requests wait in the socket, and Prefect repeats those that broke off."""
+        assert self._again is not None
+        while not self._stopping.wait(_LOOK_S):
+            if self._process.poll() is not None and not self._stopping.is_set():
+                log.warning("The Prefect server ended (exit code %s); another one takes over.", self._process.poll())
+                self._process = self._again()
 
     def _answers(self, timeout_s: float) -> bool:
         try:
@@ -79,14 +111,13 @@ def start(root: str) -> EmbeddedServer | None:
     if configured_url() is not None:
         return None
     home = _home(root)
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        os.environ.update(settings(home, url))
-        if context := sys.modules.get("prefect.context"):
-            context.refresh_global_settings_context()
-        log = home / "server.log"
-        process = _spawn(listener, log)
-    server = EmbeddedServer(process, url, log)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)  # kept open for a server that has to be replaced
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+    os.environ.update(settings(home, url))
+    if context := sys.modules.get("prefect.context"):
+        context.refresh_global_settings_context()
+    again = partial(_spawn, listener, home / "server.log")
+    server = EmbeddedServer(again(), url, home / "server.log", again)
     atexit.register(server.stop)
     return server
 
@@ -106,7 +137,7 @@ def configured_url() -> str | None:
 
 
 def _home(root: str) -> Path:
-    home = Path(root).absolute() / ".prefect"
+    home = local_root(root) / ".prefect"
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -126,16 +157,17 @@ def settings(home: Path, url: str) -> dict[str, str]:
         "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_UI_ENABLED": "false",
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
     }
 
 
-def _spawn(listener: socket.socket, log: Path) -> "subprocess.Popen[bytes]":
+def _spawn(listener: socket.socket, output_file: Path) -> "subprocess.Popen[bytes]":
     """The server in a session of its own (an interrupt must reach the run first), holding the listening socket."""
     command = [sys.executable, "-m", "tasks.embedded_server", str(listener.fileno()), str(os.getpid())]
     code = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [code, os.environ.get("PYTHONPATH")]))
-    with log.open("ab") as output:
+    # A command is quieter than this log file.
+    own = {"PYTHONPATH": path, "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING"}
+    with output_file.open("ab") as output:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -143,5 +175,5 @@ def _spawn(listener: socket.socket, log: Path) -> "subprocess.Popen[bytes]":
             stderr=output,
             pass_fds=[listener.fileno()],
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **own},
         )

@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from engine.config import GateConfig
+from engine.offlineconfig import OfflineGateConfig
 from engine.store import StepRef
 from tasks.refs import RunRef, durable, opened
 
+_SCORE, _COST = ("score_mean", "components"), ("cost_mean", "cost_components")
 _TOLERANCE = 1e-9  # a gain of exactly min_gain passes although binary fractions fall short of it
 
 
@@ -25,14 +27,19 @@ class _NoScore(ValueError):
     """A report from which no score can be taken."""
 
 
-def judge(report: Mapping[str, Any] | None, baseline: Mapping[str, Any] | None, gate: GateConfig) -> Verdict:
+def judge(
+    report: Mapping[str, Any] | None, baseline: Mapping[str, Any] | None, gate: GateConfig | OfflineGateConfig
+) -> Verdict:
     """The verdict on a policy from its evaluation report and that of the start checkpoint.
 
     report, baseline: {suite: {"score_mean": float | None, "rows": int, ...}}; None = the evaluation did not finish.
     """
     try:
-        score = _score(report, gate.suite, "the final policy")
-        start = _score(baseline, gate.suite, "the start checkpoint")
+        score = _value(report, gate.suite, _SCORE, gate.component, "the final policy")
+        start = _value(baseline, gate.suite, _SCORE, gate.component, "the start checkpoint")
+        cost = math.nan
+        if gate.max_cost is not None:
+            cost = _value(report, gate.suite, _COST, gate.cost_component, "the final policy")
     except _NoScore as fault:
         return Verdict("reject", (str(fault),))
     gain = score - start
@@ -44,10 +51,13 @@ def judge(report: Mapping[str, Any] | None, baseline: Mapping[str, Any] | None, 
     ]
     if gate.min_score is not None:
         checks.append((score >= gate.min_score, f"score {score:.4f}, at least {gate.min_score:g}"))
+    if gate.max_cost is not None:
+        checks.append((cost <= gate.max_cost, f"cost {cost:.4f}, at most {gate.max_cost:g}"))
     failed = [text for passed, text in checks if not passed]
+    what = gate.suite if gate.component is None else f"{gate.suite}, {gate.component}"
     if failed:
-        return Verdict("reject", tuple(f"{gate.suite}: {text} was asked" for text in failed))
-    return Verdict("promote", tuple(f"{gate.suite}: {text} was asked" for _, text in checks))
+        return Verdict("reject", tuple(f"{what}: {text} was asked" for text in failed))
+    return Verdict("promote", tuple(f"{what}: {text} was asked" for _, text in checks))
 
 
 @durable("gate")
@@ -75,16 +85,21 @@ def verdict_of(run: RunRef, gate: StepRef) -> Verdict:
     return Verdict(facts["verdict"], tuple(facts["reasons"]))
 
 
-def _score(report: Mapping[str, Any] | None, suite: str, whose: str) -> float:
+def _value(
+    report: Mapping[str, Any] | None, suite: str, keys: tuple[str, str], component: str | None, whose: str
+) -> float:
+    """The mean under keys[0] of a suite, or that of one component under keys[1]."""
     if report is None:
         raise _NoScore(f"the evaluation of {whose} did not finish")
     if suite not in report:
         found = ", ".join(report) or "none"
         raise _NoScore(f"the evaluation of {whose} has no suite {suite} (found: {found})")
     entry = report[suite]
-    rows, score = entry.get("rows"), entry.get("score_mean")
+    rows = entry.get("rows")
+    value = entry.get(keys[0]) if component is None else entry.get(keys[1], {}).get(component)
     if not isinstance(rows, int) or rows < 1:
         raise _NoScore(f"{suite}: {whose} was evaluated on {rows} rows")
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise _NoScore(f"{suite}: score_mean of {whose} is {score!r}, which is no number")
-    return float(score)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        what = component or keys[0]
+        raise _NoScore(f"{suite}: {what} of {whose} is {value!r}, which is no number")
+    return float(value)

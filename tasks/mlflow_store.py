@@ -1,6 +1,7 @@
 """Where MLflow keeps runs and models: address, client, patience with a locked SQLite file, download of registered models."""
 
 import fcntl
+import hashlib
 import random
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import ConfigError, Problem, TransientError
+from engine.roots import is_remote
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -22,7 +24,10 @@ T = TypeVar("T")
 
 
 def address(root: str, tracking_uri: str | None) -> str:
-    """The configured MLflow server, or the SQLite file of the run root."""
+    """The configured MLflow server, or the SQLite file of the run root. Raises ConfigError if that is a URL."""
+    if tracking_uri is None and is_remote(root):
+        remedy = "MLflow's SQLite file cannot lie on object storage: give --tracking-uri, or registry.tracking_uri"
+        raise ConfigError("There is no place for MLflow.", problems=[Problem("registry.tracking_uri", None, remedy)])
     return tracking_uri or f"sqlite:///{Path(root).absolute() / 'mlflow.db'}"
 
 
@@ -79,7 +84,7 @@ def download_model(source: str, root: str, tracking_uri: str | None, cache: Path
         raise _unusable(source, "write models:/NAME@ALIAS or models:/NAME/VERSION")
     client = connect(root, tracking_uri)
     version = match["version"] or _version_of(client, source, match["name"], match["alias"])
-    target = cache / f"registered-{match['name']}-{version}"
+    target = cache / f"registered-{match['name']}-{version}-{_identity(client, source, match['name'], version)}"
     if not target.exists():
         _download(source, f"models:/{match['name']}/{version}", target)
     return target
@@ -96,6 +101,18 @@ def alias_version(client: "MlflowClient", name: str, alias: str) -> str | None:
             return None
         raise
     return str(aliases[alias]) if alias in aliases else None
+
+
+def _identity(client: "MlflowClient", source: str, name: str, version: str) -> str:
+    """Tells a version from one of the same name and number in another registry, or registered after a deletion."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = client.get_model_version(name, version)
+    except MlflowException as error:
+        raise _unusable(source, f"MLflow has no such model: {error}") from error
+    text = f"{client.tracking_uri} {found.creation_timestamp} {found.source}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _version_of(client: "MlflowClient", source: str, name: str, alias: str) -> str:

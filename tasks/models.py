@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import RunConfig
 from engine.errors import ConfigError, Problem, TransientError
 from engine.gguf import convert_gguf
-from engine.runs import open_run
-from engine.session import policy_folder
+from engine.offlineconfig import AnyConfig
+from engine.roots import local_root
+from engine.runs import open_run, policy_folder
 from engine.store import StepRef, Store, step_path
 from tasks.mlflow_store import download_model
 
@@ -31,7 +31,7 @@ def resolve_source(source: str, root: str, tracking_uri: str | None = None) -> P
 
     What has to be converted or fetched is kept under {root}/.models. Raises ConfigError naming what was found instead.
     """
-    cache = Path(root).absolute() / ".models"
+    cache = local_root(root) / ".models"
     path = Path(source).expanduser()
     if source.startswith("models:/"):
         return download_model(source, root, tracking_uri, cache)
@@ -48,14 +48,14 @@ def resolve_source(source: str, root: str, tracking_uri: str | None = None) -> P
 
 def import_model(source: str, folder: Path, root: str, tracking_uri: str | None = None) -> Path:
     """A copy of any source as a plain folder of its own. Raises ConfigError if `folder` holds something already."""
-    if folder.exists() and any(folder.iterdir()):
-        problem = Problem("folder", str(folder), "it is not empty; name a new one")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        problem = Problem("folder", str(folder), "it is a file, or a folder that is not empty; name a new one")
         raise ConfigError("The model is not imported over existing files.", problems=[problem])
     resolved = resolve_source(source, root, tracking_uri)
     return _made_once(folder, lambda new: _copy(resolved, new))
 
 
-def source_of(config: RunConfig) -> Path:
+def source_of(config: AnyConfig) -> Path:
     """Local folder of a run's base model. Raises ConfigError if the run needs weights and there are none."""
     tracking_uri = config.registry.tracking_uri if config.registry else None
     folder = resolve_source(config.model.source, config.root, tracking_uri)
@@ -66,7 +66,7 @@ def source_of(config: RunConfig) -> Path:
     return folder
 
 
-def with_template(source: Path, tokenizer: "PreTrainedTokenizerBase", config: RunConfig) -> Path:
+def with_template(source: Path, tokenizer: "PreTrainedTokenizerBase", config: AnyConfig) -> Path:
     """The folder itself, or one beside it whose tokenizer carries the configured chat template that the source lacks."""
     template = config.model.chat_template
     if template is None or (source / "chat_template.jinja").exists() or tokenizer.chat_template != template:
@@ -80,12 +80,17 @@ def with_template(source: Path, tokenizer: "PreTrainedTokenizerBase", config: Ru
             (new / stale).unlink(missing_ok=True)
         tokenizer.save_pretrained(str(new))
 
-    return _made_once(Path(config.root).absolute() / ".models" / f"templated-{name}", fill)
+    return _made_once(local_root(config.root) / ".models" / f"templated-{name}", fill)
 
 
-def model_fingerprint(folder: Path, config: RunConfig) -> str:
+def model_fingerprint(folder: Path, config: AnyConfig) -> str:
     """sha256 over the architecture, the generation defaults and, where the run starts from them, the weights."""
-    names = ["config.json", "generation_config.json", *([_WEIGHTS] if config.model.init == "pretrained" else [])]
+    return folder_fingerprint(folder, weights=config.model.init == "pretrained")
+
+
+def folder_fingerprint(folder: Path, *, weights: bool = True) -> str:
+    """sha256 over a model's architecture, generation defaults and, if asked, weights."""
+    names = ["config.json", "generation_config.json", *([_WEIGHTS] if weights else [])]
     total = hashlib.sha256()
     for file in sorted(file for name in names for file in folder.glob(name)):
         with file.open("rb") as stream:
@@ -116,7 +121,7 @@ def _step_with_weights(store: Store, source: str, iteration: str | None) -> Step
 
 def _kept(store: Store) -> dict[int, StepRef]:
     """Iteration -> train step, of those whose weights are still there."""
-    numbers = [int(folder.name) for folder in (store.folder / "iterations").glob("[0-9]*")]
+    numbers = [int(folder.name) for folder in (store.folder / "iterations").glob("*") if folder.name.isdigit()]
     steps = {number: store.committed(step_path("train", number)) for number in numbers}
     return {
         number: ref

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from engine.config import RunConfig
 from engine.errors import ConfigError, Problem, StoreError
-from engine.runs import Run
-from engine.session import policy_folder
+from engine.offlineconfig import LANGUAGE_MODELS, AnyConfig, OfflineConfig
+from engine.runs import Run, policy_folder
 from engine.store import StepRef
 from tasks.gate import Verdict, verdict_of
 from tasks.mlflow_store import alias_version, connect, patiently
 from tasks.refs import RunRef, durable, opened
+from tasks.registered import DIGEST_TAG, aliases_of
 from tasks.tracking import Tracker, tracker_for
 
 if TYPE_CHECKING:
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 CHALLENGER, CHAMPION, PREVIOUS = "challenger", "champion", "previous"
 SOURCE_TAG = "manifest_sha256"  # of the step whose weights a version holds; finds the version again after a kill
 SCORE_TAG = "score."  # + suite
-_TASK = "text-generation"
 _PINNED = ("mlflow", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "jinja2")
 
 
-def champion_obstacle(config: RunConfig) -> str | None:
+def champion_obstacle(config: AnyConfig) -> str | None:
     """Why a candidate cannot be compared with the registry's champion; None if it can, or if there is no champion."""
     if config.registry is None:
         return None
@@ -100,26 +99,31 @@ def make_champion(client: "MlflowClient", name: str, version: str) -> None:
     patiently(lambda: client.set_registered_model_alias(name, CHAMPION, version))
 
 
-def aliases_of(client: "MlflowClient", name: str, version: str) -> list[str]:
-    """Aliases that point to a version."""
-    aliases = patiently(lambda: client.get_registered_model(name)).aliases
-    return sorted(alias for alias, target in aliases.items() if str(target) == str(version))
-
-
 def pinned_requirements() -> list[str]:
     """What a consumer needs to load the model, in the versions that made it; build labels such as +cpu are left out."""
     return [f"{name}=={Version(importlib.metadata.version(name)).public}" for name in _PINNED]
 
 
-def signature(max_new_tokens: int) -> "ModelSignature":
-    """Text in, text out, greedy by default; given explicitly because MLflow would run the model to find out."""
+def task_of(config: AnyConfig) -> str:
+    """What transformers' pipeline does with the model of a run."""
+    if isinstance(config, OfflineConfig) and config.objective.name not in LANGUAGE_MODELS:
+        return "text-classification"
+    return "text-generation"
+
+
+def signature(config: AnyConfig) -> "ModelSignature":
+    """Text in, text or a label with its score out; given explicitly because MLflow would run the model to find out."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
     text = Schema([ColSpec(DataType.string)])
+    if task_of(config) == "text-classification":
+        scored = Schema([ColSpec(DataType.string, "label"), ColSpec(DataType.double, "score")])
+        return ModelSignature(inputs=text, outputs=scored)
+    longest = config.data.max_tokens if isinstance(config, OfflineConfig) else config.rollout.max_response_tokens
     params = [
-        ParamSpec("max_new_tokens", DataType.long, max_new_tokens),
-        ParamSpec("do_sample", DataType.boolean, False),
+        ParamSpec("max_new_tokens", DataType.long, longest),
+        ParamSpec("do_sample", DataType.boolean, False),  # greedy by default
     ]
     return ModelSignature(inputs=text, outputs=text, params=ParamSchema(params))
 
@@ -159,8 +163,8 @@ def _logged_model(tracker: Tracker, policy: StepRef) -> str:
         logged = mlflow.transformers.log_model(
             str(folder),
             name="policy",
-            task=_TASK,
-            signature=signature(tracker.run.config.rollout.max_response_tokens),
+            task=task_of(tracker.run.config),
+            signature=signature(tracker.run.config),
             pip_requirements=pinned_requirements(),
             tags={SOURCE_TAG: policy.manifest_sha256},
         )
@@ -204,10 +208,14 @@ def _version_tags(run: Run, policy: StepRef, evaluation: StepRef) -> dict[str, s
     return {
         SOURCE_TAG: policy.manifest_sha256,
         "run_key": run.key,
-        "config_digest": run.store.config_digest,
+        DIGEST_TAG: run.store.config_digest,
         "weights_sha256": facts["sha256"],
         "seed": str(run.config.seed),
-        **{f"{SCORE_TAG}{name}": str(report["score_mean"]) for name, report in suites.items()},
+        **{
+            f"{SCORE_TAG}{name}": str(report["score_mean"])
+            for name, report in suites.items()
+            if report["score_mean"] is not None
+        },
     }
 
 

@@ -1,11 +1,13 @@
 """What a run tells: progress while it goes, one table per run, the final report and the result that the command prints."""
 
 import json
+import logging
 import re
 import time
 from typing import Any, Protocol
 from uuid import UUID
 
+import httpx
 from prefect import get_client
 from prefect.artifacts import (
     create_markdown_artifact,
@@ -16,15 +18,18 @@ from prefect.artifacts import (
 from prefect.client.schemas.actions import ArtifactCreate
 
 from engine.errors import StoreError
+from engine.remote_store import save_file
 from engine.runs import Run
 from engine.store import Manifest, StepRef, step_path
-from tasks.attempts import current, finish, iterations_done
+from tasks.attempts import current, done_of, finish
 from tasks.gate import verdict_of
 from tasks.refs import RunRef, opened
 from tasks.tracking import track
 
+log = logging.getLogger(__name__)
 RESULT_FILE = "report.json"
 _EVERY_S = 10.0  # between two messages to Prefect and MLflow; iterations may take less than telling about them
+_ROWS = 20  # of the newest iterations, in the table of a run that goes on
 _COLUMNS = (
     "reward/score_mean",
     "reward/score_std",
@@ -34,6 +39,12 @@ _COLUMNS = (
     "rollout/response_tokens_mean",
     "rollout/logprob_gap_mean",
     "rollout/tokens_per_s",
+    "perf/mfu_rollout",
+    "perf/mfu_train",
+    "policy/nll",
+    "dpo/accuracy",
+    "reward_model/accuracy",
+    "cost_model/accuracy",
     "train/grad_norm",
     "train/lr",
 )
@@ -42,12 +53,15 @@ _COLUMNS = (
 class Display(Protocol):
     """What the command shows while a run goes."""
 
+    def stage(self, name: str) -> None:
+        """A part of the run begins."""
+
     def iteration(self, iteration: int, total: int, metrics: dict[str, float]) -> None:
         """One more iteration is committed; metrics: those of its rollout and training, what was not measured left out."""
 
 
 _DISPLAYS: list[Display] = []
-_TOLD: dict[RunRef, tuple[float, UUID]] = {}  # when Prefect and MLflow were last told, and the progress artifact
+_TOLD: dict[RunRef, tuple[float, UUID | None]] = {}  # when Prefect and MLflow were last told, and the progress artifact
 
 
 def set_display(display: Display | None) -> None:
@@ -59,14 +73,35 @@ def progress(ref: RunRef, iteration: int) -> None:
     """Tell the display about a committed iteration and, every few seconds, Prefect and MLflow about all so far."""
     run = opened(ref)
     total = run.config.iterations
+    made_before = current(ref)["iterations_before"]
     for display in _DISPLAYS:
-        display.iteration(iteration, total, iteration_metrics(run, iteration))
+        if iteration > made_before:
+            display.iteration(iteration, total, iteration_metrics(run, iteration))
+        elif iteration == made_before:
+            display.stage(f"iterations 1 to {made_before} were made before")
     if ref not in _TOLD:
-        _TOLD[ref] = (time.monotonic(), _start_progress(ref, iteration / total))
+        _TOLD[ref] = (time.monotonic(), _show(ref, iteration))
     elif time.monotonic() - _TOLD[ref][0] > _EVERY_S or iteration == total:
-        update_progress_artifact(_TOLD[ref][1], 100.0 * iteration / total)
         track(ref)
-        _TOLD[ref] = (time.monotonic(), _TOLD[ref][1])
+        _TOLD[ref] = (time.monotonic(), _show(ref, iteration))
+
+
+def _show(ref: RunRef, iteration: int) -> UUID | None:
+    """Bring the run's page up to date; returns its progress artifact, None = there is none yet.
+
+    A server that is away, restarting for instance, delays what it shows and stops no run.
+    """
+    run, shown = opened(ref), _TOLD[ref][1] if ref in _TOLD else None
+    share = 100.0 * iteration / run.config.iterations
+    try:
+        if shown is None:
+            shown = _start_progress(ref, share)
+        else:
+            update_progress_artifact(shown, share)
+        _show_table(ref, range(max(1, iteration + 1 - _ROWS), iteration + 1))
+    except httpx.HTTPError as error:
+        log.warning("Prefect shows the progress of this run later: %s: %s", type(error).__name__, error)
+    return shown
 
 
 def final_report(ref: RunRef) -> dict[str, Any]:
@@ -87,9 +122,8 @@ def final_report(ref: RunRef) -> dict[str, Any]:
             remedy="Resume the run.",
         )
     (opened(ref).store.folder / RESULT_FILE).write_text(json.dumps(result, indent=1))
-    create_table_artifact(
-        table=_table(opened(ref)), key=_key(ref, "iterations"), description=f"Iterations of {ref.run_key}"
-    )
+    save_file(opened(ref).store.folder, RESULT_FILE)
+    _show_table(ref, range(1, planned + 1))
     create_markdown_artifact(
         markdown=_markdown(result), key=_key(ref, "report"), description=f"Report of {ref.run_key}"
     )
@@ -102,7 +136,7 @@ def summarise(ref: RunRef, status: str) -> dict[str, Any]:
     """The result so far, from what is committed; what does not exist yet is None. Also serves runs that failed."""
     run = opened(ref)
     attempt = current(ref)
-    done = iterations_done(run.store)
+    done = done_of(run)
     last = run.store.committed(step_path("train", done)) if done else None
     gate, registration = _facts(run, "gate"), _facts(run, "registration")
     return {
@@ -140,6 +174,7 @@ def evaluation_report(ref: RunRef) -> dict[str, Any]:
         "evaluation": evaluation_summary(run),
     }
     (run.store.folder / RESULT_FILE).write_text(json.dumps(result, indent=1))
+    save_file(run.store.folder, RESULT_FILE)
     table = [{"suite": name, **report} for name, report in result["evaluation"].items()]
     create_table_artifact(
         table=table, key=_key(ref, "evaluation"), description=f"Evaluation of {run.config.model.source}"
@@ -160,9 +195,15 @@ def evaluation_summary(run: Run) -> dict[str, Any]:
     start = reports.get(0, {})
     newest = max(reports)
     return {
-        name: {**report, "iteration": newest, "baseline_score_mean": start.get(name, {}).get("score_mean")}
+        name: {**report, "iteration": newest, **_baseline(start.get(name, {}))}
         for name, report in reports[newest].items()
     }
+
+
+def _baseline(start: dict[str, Any]) -> dict[str, Any]:
+    """What a suite's report repeats of the start checkpoint's."""
+    components = {"baseline_components": start["components"]} if "components" in start else {}
+    return {"baseline_score_mean": start.get("score_mean"), **components}
 
 
 def failure_artifact(flow_run_id: UUID, run_key: str, cause: str, command: str) -> None:
@@ -182,18 +223,22 @@ def failure_artifact(flow_run_id: UUID, run_key: str, cause: str, command: str) 
 
 
 def _start_progress(ref: RunRef, share: float) -> UUID:
-    made = create_progress_artifact(
-        100.0 * share, key=_key(ref, "progress"), description=f"Iterations of {ref.run_key}"
-    )
+    made = create_progress_artifact(share, key=_key(ref, "progress"), description=f"Iterations of {ref.run_key}")
     assert isinstance(made, UUID)
     return made
 
 
-def _table(run: Run) -> list[dict[str, Any]]:
+def _show_table(ref: RunRef, iterations: range) -> None:
+    create_table_artifact(
+        table=_table(opened(ref), iterations), key=_key(ref, "iterations"), description=f"Iterations of {ref.run_key}"
+    )
+
+
+def _table(run: Run, iterations: range) -> list[dict[str, Any]]:
     rows = []
-    for iteration in range(1, run.config.iterations + 1):
-        metrics = iteration_metrics(run, iteration)
-        rows.append({"iteration": iteration, **{name: metrics[name] for name in _COLUMNS if name in metrics}})
+    for iteration in iterations:
+        if metrics := iteration_metrics(run, iteration):
+            rows.append({"iteration": iteration, **{name: metrics[name] for name in _COLUMNS if name in metrics}})
     return rows
 
 

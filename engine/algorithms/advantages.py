@@ -141,6 +141,12 @@ def overlong_penalty(response_lengths: Tensor, *, max_tokens: int, buffer: int) 
     return ((max_tokens - buffer - response_lengths).float() / buffer).clamp(-1.0, 0.0)
 
 
+def has_spread(scores: Tensor, group_ids: Tensor) -> Tensor:
+    """Samples [B] bool whose group has two different scores: only they teach a group algorithm anything."""
+    groups = _groups(scores, group_ids)
+    return groups.has_spread[groups.index]
+
+
 def group_metrics(scores: Tensor, group_ids: Tensor) -> dict[str, Metric]:
     """What the groups can teach; scores, group_ids: [B]. See masked.Metric for how the numbers combine.
 

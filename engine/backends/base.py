@@ -1,16 +1,17 @@
 """What every training and every rollout backend offers; workers know only this file."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.config import ModelConfig, OptimizerConfig, TrainConfig
+from engine.config import EngineConfig, ModelConfig, OptimizerConfig
+from engine.errors import HybridFlowError
 from engine.metrics import Metrics
 
 
@@ -34,10 +35,10 @@ Reader = Callable[[Tensor, Batch], Tensor]  # (the same) -> what is kept of it, 
 class TrainerSpec:
     """Everything a rank needs to build one trainable or frozen model."""
 
-    head: str  # "lm": output logits [b, T, V]; "value": output values [b, T] float32
+    head: str  # "lm": output logits [b, T, V]; "value" and "score": output values or scores [b, T] float32
     model: ModelConfig
     source: Path  # local Hugging Face folder (config.json; weights unless model.init is random)
-    train: TrainConfig
+    train: EngineConfig
     optimizer: OptimizerConfig | None  # None = frozen, no optimiser state
     total_steps: int  # optimiser steps of the whole run, for the schedule
     seed: int
@@ -48,6 +49,8 @@ class TrainerSpec:
 
 class Trainer(ABC):
     """One model under one training backend on this rank; all ranks call every method together."""
+
+    spec: TrainerSpec
 
     @abstractmethod
     def score(self, parts: Sequence[Batch], read: Reader) -> list[Tensor]:
@@ -66,11 +69,28 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def weights(self) -> dict[str, Tensor]:
-        """Full weights by Hugging Face name, contiguous on the CPU, in model.dtype; only rank 0 gets them, others {}.
+    def adapt_rate(self, kl: float) -> None:
+        """Schedule adaptive_kl: tell how far the policy has moved (nats per token); the next steps have another rate."""
 
-        Of tied tensors only the first is there, as in saved folders.
+    @abstractmethod
+    def scale_rate(self, scale: float) -> None:
+        """Multiply the rates of the schedule with this until the next reset; it is no part of the optimiser state."""
+
+    @abstractmethod
+    def stream(self) -> Iterator[tuple[str, Tensor]]:
+        """Full weights by Hugging Face name, one after the other, on the trainer's device, in model.dtype, on every rank.
+
+        All ranks go through it together. A tensor may be the module's own: it holds these values until the next step or
+        load. Of tied tensors only the first is there, as in saved folders.
         """
+
+    def weights(self) -> dict[str, Tensor]:
+        """A snapshot of them, contiguous on the CPU, which later steps do not change; only rank 0 gets it, others {}."""
+        snapshot = {}
+        for name, tensor in self.stream():
+            if self.spec.rank == 0:
+                snapshot[name] = tensor.to("cpu", copy=True).contiguous()
+        return snapshot
 
     @abstractmethod
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
@@ -80,8 +100,9 @@ class Trainer(ABC):
     def optimizer_state(self) -> dict[str, Tensor]:
         """Full optimiser state whatever the layout; only rank 0 gets it, others {}.
 
-        `PARAM/exp_avg`, `PARAM/exp_avg_sq`, `PARAM/master` (float32 weights, where model.dtype is not float32) and
-        `step` (0-dim int64).
+        `PARAM/KIND` for every kind of the optimiser (`exp_avg`, `exp_avg_sq` of adamw and adam; `square_avg` of rmsprop;
+        `momentum_buffer` with momentum), `PARAM/master` (float32 weights, where model.dtype is not float32), `step`
+        (0-dim int64) and, of schedule adaptive_kl, `rate` (0-dim float64).
         """
 
     @abstractmethod
@@ -93,7 +114,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def reset_optimizer(self, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """Forget moments and step count and start this schedule (between supervised and reinforcement stages)."""
+        """Forget moments and step count and start this schedule (between supervised and reinforcement stages).
+
+        Another optimiser, or one with other moments, needs another trainer (optimizer.same_kind).
+        """
 
     @property
     @abstractmethod
@@ -109,7 +133,6 @@ class RolloutSpec:
     dtype: str
     max_prompt_tokens: int
     max_response_tokens: int
-    temperature: float
     top_p: float
     top_k: int
     stop: tuple[str, ...]
@@ -118,6 +141,8 @@ class RolloutSpec:
     max_batched_tokens: int | None
     tensor_parallel: int
     max_batch: int  # most samples of one call
+    shares_gpu: bool  # trainers compute on the same GPU, so the engine sleeps while they do
+    transport: str = "file"  # how weights come to it (engine.controller.layout.Transport)
 
 
 @dataclass(frozen=True)
@@ -129,6 +154,13 @@ class Completion:
     finish_reason: int  # 0 stop, 1 length
 
 
+Finished = Callable[[int, Completion], None]  # (number of the prompt, its response)
+
+
+def unheard(row: int, response: Completion) -> None:
+    """For callers that wait for all responses."""
+
+
 class RolloutEngine(ABC):
     """A generation engine on this rank."""
 
@@ -136,15 +168,45 @@ class RolloutEngine(ABC):
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """Serve these weights from now on and forget every cached prefix; TransientError if the cache was not reset."""
 
+    def join_senders(self, init: Mapping[str, Any]) -> None:
+        """Get ready for weights that come over the spec's transport; init: what the library's own engine wants to know."""
+        raise self._refusal()
+
+    def load_sent(self, update: Mapping[str, Any], *, version: int) -> list[dict[str, int]]:
+        """As `load_weights`, of weights being sent; the checksums of what arrived on each of the engine's devices."""
+        raise self._refusal()
+
+    def _refusal(self) -> HybridFlowError:
+        return HybridFlowError(
+            f"{type(self).__name__} was sent weights; it takes them from a file alone.",
+            remedy="engine.controller.layout.transport decides how weights travel.",
+        )
+
     @abstractmethod
     def generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, temperature: float, max_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        *,
+        temperature: float,
+        max_tokens: int,
+        finished: Finished = unheard,
     ) -> list[Completion]:
-        """One response per prompt, in order, each depending only on weights, prompt and its own seed; temperature 0 = greedy."""
+        """One response per prompt, in order, each depending only on weights, prompt and its own seed; temperature 0 = greedy.
+
+        finished: called in this thread with every response as soon as it has its last token.
+        """
 
     @abstractmethod
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probability (temperature 1) of every token but the first, given those before it: the weight probe."""
+
+    def sleep(self) -> bool:
+        """Give the memory of a shared GPU back to the trainers; True if the weights went with it. Others have none to give."""
+        return False
+
+    def wake(self) -> None:  # noqa: B027 - most engines have nothing to take
+        """Take that memory again, before weights are loaded. Raises ConfigError if the trainers hold too much of it."""
 
     @abstractmethod
     def close(self) -> None:

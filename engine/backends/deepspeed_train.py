@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,20 +19,24 @@ from engine.backends.deepspeed_state import OptimizerState, open_state
 from engine.backends.imports import without
 from engine.backends.modelling import build_module, named_weights
 from engine.backends.optimizer import (
+    CLASSES,
     MASTER,
-    MOMENTS,
     clear_moments,
     diverged,
-    lr_at,
+    moments,
+    new_optimizer,
+    same_kind,
     set_options,
     set_rate,
     set_steps,
     state_shapes,
 )
-from engine.backends.ranks import merge_over_ranks, most_parts, most_parts_to_learn, require_group
+from engine.backends.ranks import everyone, merge_over_ranks, most_parts, most_parts_to_learn, require_group
+from engine.backends.schedule import Schedule
 from engine.backends.weights import check_tensors
 from engine.batch import Batch
 from engine.config import OptimizerConfig
+from engine.errors import HybridFlowError
 from engine.metrics import Metrics, from_pairs
 
 BUCKET = 50_000_000  # most elements that travel in one collective; never more than the model has
@@ -49,6 +53,7 @@ class DeepSpeedTrainer(Trainer):
     def __init__(self, spec: TrainerSpec) -> None:
         require_group(spec)
         self.spec = spec
+        self._ranks = everyone(spec)
         self._deepspeed = _load_deepspeed(spec)
         module = build_module(spec)
         self._sharded = spec.train.zero_stage == 3
@@ -61,17 +66,17 @@ class DeepSpeedTrainer(Trainer):
             self._prepare_training(spec.optimizer)
 
     def _start(self, module: nn.Module) -> Any:
-        adamw = None
-        if self.spec.optimizer is None:
+        optimizer, options = None, self.spec.optimizer
+        if options is None:
             module.requires_grad_(False)
         else:
             wrapped = self._has_master or self.spec.train.zero_stage > 0
-            kind = torch.optim.AdamW if wrapped else _CheckedAdamW
-            adamw = kind(list(module.parameters()), lr=0.0, fused=True)
+            kind = None if wrapped else _checked(CLASSES[options.optimizer])
+            optimizer = new_optimizer(module.parameters(), options, kind)
         config = _engine_config(self.spec, list(module.parameters()))
         with contextlib.redirect_stdout(io.StringIO()):  # memory reports that cannot be turned off
             engine, *_ = self._deepspeed.initialize(
-                model=module, optimizer=adamw, config=config, dist_init_required=False
+                model=module, optimizer=optimizer, config=config, dist_init_required=False
             )
         engine.module.train(self.spec.optimizer is not None and self.spec.train.gradient_checkpointing)
         return engine
@@ -89,11 +94,11 @@ class DeepSpeedTrainer(Trainer):
     @property
     def steps(self) -> int:
         """Optimiser steps applied so far since the last reset."""
-        return self._steps
+        return self._schedule.steps
 
     def score(self, parts: Sequence[Batch], read: Reader) -> list[Tensor]:
         """With ZeRO 3 all ranks run as many passes as the one with most parts."""
-        most = most_parts(len(parts), self.spec) if self._sharded else len(parts)
+        most = most_parts(len(parts), self._ranks) if self._sharded else len(parts)
         with torch.no_grad():
             results = [read(self._output(part), part).cpu() for part in self._placed(parts)]
             for _ in range(most - len(parts)):
@@ -102,7 +107,7 @@ class DeepSpeedTrainer(Trainer):
 
     def step(self, parts: Sequence[Batch], loss: LossFunction) -> Metrics:
         """Backward passes of all ranks stay in lockstep; the last one is the accumulation boundary."""
-        most = most_parts_to_learn(len(parts), self.spec)
+        most = most_parts_to_learn(len(parts), self._ranks)
         metrics = Metrics()
         for number, part in enumerate(self._placed(parts)):
             self._engine.set_gradient_accumulation_boundary(number == most - 1)
@@ -111,24 +116,30 @@ class DeepSpeedTrainer(Trainer):
             metrics = metrics | from_pairs(result.metrics)
         for number in range(len(parts), most):
             self._run_empty(boundary=number == most - 1)
-        rate = lr_at(self._steps, self._options, self._total_steps)
+        rate = self._schedule.rate()
         set_rate(self._engine.optimizer, rate)
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if not self._engine.was_step_applied():
-            raise diverged(self.spec, self._steps, norm)
-        self._steps += 1
-        merged = merge_over_ranks(metrics, self.spec)
+            raise diverged(self.spec, self.steps, norm)
+        self._schedule.steps += 1
+        merged = merge_over_ranks(metrics, len(parts), self._ranks)
         return merged.with_value("train/grad_norm", norm).with_value("train/lr", rate)
 
-    def weights(self) -> dict[str, Tensor]:
-        """A snapshot; with ZeRO 3 one tensor at a time is put together on all ranks."""
-        snapshot = {}
+    def adapt_rate(self, kl: float) -> None:
+        """Schedule adaptive_kl: choose the rate of the next steps."""
+        self._schedule.adapt(kl)
+
+    def scale_rate(self, scale: float) -> None:
+        """Of the schedule's rates, until the next reset."""
+        self._schedule.scale = scale
+
+    def stream(self) -> Iterator[tuple[str, Tensor]]:
+        """With ZeRO 3 one tensor at a time is put together on all ranks, and copied because it is spread again."""
         for name, tensor in self._named.items():
             with self._whole(tensor):
-                if self.spec.rank == 0:
-                    snapshot[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        return snapshot
+                found = tensor.detach().clone() if self._sharded else tensor.detach()
+            yield name, found
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Also the float32 masters start from these weights, until an optimiser state with better ones is loaded."""
@@ -137,12 +148,12 @@ class DeepSpeedTrainer(Trainer):
             for name, tensor in self._named.items():
                 with self._whole(tensor, writer=0):
                     tensor.copy_(tensors[name])
-        if self.spec.optimizer is not None and not isinstance(self._engine.optimizer, _CheckedAdamW):
+        if self.spec.optimizer is not None and not isinstance(self._engine.optimizer, _Checked):
             self._engine.optimizer.refresh_fp32_params()
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """A snapshot on rank 0, put together one tensor at a time from the parts that the ranks hold."""
-        state = {"step": torch.tensor(self._steps)}
+        state = self._schedule.state()
         for name, parameter in self._parameters.items():
             for kind in self._kinds:
                 whole = self._state.read(parameter, kind)
@@ -153,23 +164,33 @@ class DeepSpeedTrainer(Trainer):
     def load_optimizer_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Moments, step count and masters, each rank taking its part; load the weights first."""
         shapes = {name: self._shapes[name] for name in self._parameters}
-        check_tensors(tensors, state_shapes(shapes, self._has_master), "optimiser state to be loaded")
+        wanted = state_shapes(shapes, self._kinds, self._schedule.state())
+        check_tensors(tensors, wanted, "optimiser state to be loaded")
         for name, parameter in self._parameters.items():
             for kind in self._kinds:
                 self._state.write(parameter, kind, tensors[f"{name}/{kind}"].to(self.spec.device))
-        self._steps = int(tensors["step"])
-        set_steps(self._engine.basic_optimizer, self._steps)
+        self._schedule.load(tensors)
+        set_steps(self._engine.basic_optimizer, self.steps)
 
     def reset_optimizer(self, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """The weights stay as they are."""
-        self._options, self._total_steps, self._steps = optimizer, total_steps, 0
+        """The weights stay as they are. HybridFlowError for an optimiser of another kind: the engine is bound to its own."""
+        assert self.spec.optimizer is not None
+        if not same_kind(self.spec.optimizer, optimizer):
+            raise HybridFlowError(
+                f"a DeepSpeed engine of {self.spec.optimizer.optimizer} was given {optimizer.optimizer} "
+                "(or other moments).",
+                remedy="Build another trainer from the weights.",
+                rank=self.spec.rank,
+            )
+        self._schedule = Schedule(optimizer, total_steps)
         self._engine.optimizer.clip_grad = optimizer.max_grad_norm
         set_options(self._engine.basic_optimizer, optimizer)
         clear_moments(self._engine.basic_optimizer)
 
     @property
     def _kinds(self) -> tuple[str, ...]:
-        return (*MOMENTS, MASTER) if self._has_master else MOMENTS
+        kinds = moments(self._schedule.options)
+        return (*kinds, MASTER) if self._has_master else kinds
 
     def _placed(self, parts: Sequence[Batch]) -> list[Batch]:
         return [part.to(self.spec.device) for part in parts]
@@ -191,8 +212,8 @@ class DeepSpeedTrainer(Trainer):
         return self._deepspeed.zero.GatheredParameters([tensor], modifier_rank=writer, enabled=self._sharded)
 
 
-class _CheckedAdamW(torch.optim.AdamW):
-    """AdamW that clips and refuses non-finite gradients the way DeepSpeed's own wrappers do.
+class _Checked:
+    """Makes an optimiser clip and refuse non-finite gradients the way DeepSpeed's own wrappers do.
 
     ZeRO 0 in float32 calls the given optimiser directly; the engine reads `overflow` and `_global_grad_norm` of it.
     """
@@ -200,8 +221,9 @@ class _CheckedAdamW(torch.optim.AdamW):
     clip_grad = math.inf
     overflow = False
     _global_grad_norm = 0.0
+    param_groups: list[dict[str, Any]]
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # DeepSpeed passes no closure
+    def step(self, closure: None = None) -> None:
         """One update, or none with `overflow` set."""
         parameters = self.param_groups[0]["params"]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -209,7 +231,11 @@ class _CheckedAdamW(torch.optim.AdamW):
         self.overflow = not math.isfinite(self._global_grad_norm)
         if not self.overflow:
             nn.utils.clip_grads_with_norm_(parameters, self.clip_grad, norm)
-            super().step(closure)
+            super().step(closure)  # type: ignore[misc]  # of the optimiser it is mixed into
+
+
+def _checked(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    return type(f"Checked{kind.__name__}", (_Checked, kind), {})
 
 
 def _load_deepspeed(spec: TrainerSpec) -> ModuleType:
@@ -240,6 +266,7 @@ def _engine_config(spec: TrainerSpec, parameters: Sequence[Tensor]) -> dict[str,
         "gradient_accumulation_steps": 1,  # not used: the boundary is set by hand
         "communication_data_type": "fp32",
         "gradient_clipping": 0.0,  # set on the optimiser, where it may change
+        "zero_allow_untested_optimizer": True,  # every optimiser here works element by element, so it can be spread
         "bf16": {"enabled": spec.model.dtype == "bfloat16"},
         "zero_optimization": {
             "stage": spec.train.zero_stage,
@@ -249,6 +276,9 @@ def _engine_config(spec: TrainerSpec, parameters: Sequence[Tensor]) -> dict[str,
             "stage3_param_persistence_threshold": longest_vector + 1,  # norms and biases stay whole, matrices do not
         },
     }
+    if spec.train.offload_optimizer:
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        config["zero_force_ds_cpu_optimizer"] = False  # torch's own, as on every other backend; nothing is compiled
     if spec.model.dtype == "bfloat16" and spec.train.zero_stage > 0:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config

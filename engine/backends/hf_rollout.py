@@ -1,17 +1,18 @@
 """Rollout with transformers alone: small, readable and slow; vLLM is compared with it, and it replaces vLLM."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from engine.backends.base import Completion, RolloutEngine, RolloutSpec
+from engine.backends.base import Completion, Finished, RolloutEngine, RolloutSpec, unheard
+from engine.backends.device import attention_kernel, parameter_dtype, pick_device
 from engine.backends.modelling import expected_shapes, load_config
 from engine.backends.serving import check_lengths, check_request, check_served, completion, end_token_ids
 from engine.backends.weights import check_tensors
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STOP, LENGTH = 0, 1
 
 
@@ -20,15 +21,17 @@ class HFRollout(RolloutEngine):
 
     def __init__(self, spec: RolloutSpec) -> None:
         self._spec = spec
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = pick_device()
         self._ends = set(end_token_ids(spec.source))
         self._tokenizer = AutoTokenizer.from_pretrained(spec.source) if spec.stop else None
         self._shapes = expected_shapes(spec.source, "lm")
         self._version: int | None = None
         config = load_config(spec.source)
         check_lengths(spec, config)
+        dtype = parameter_dtype(spec.dtype, self._device)
         with torch.random.fork_rng():
-            model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[spec.dtype])
+            kernel = attention_kernel(self._device, dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kernel)
         self._model = model.to(self._device).eval()
 
     @torch.no_grad()
@@ -44,7 +47,13 @@ class HFRollout(RolloutEngine):
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, temperature: float, max_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        *,
+        temperature: float,
+        max_tokens: int,
+        finished: Finished = unheard,
     ) -> list[Completion]:
         """One response per prompt, in order; temperature, top-k and top-p in vLLM's order, greedy as there.
 
@@ -54,8 +63,8 @@ class HFRollout(RolloutEngine):
         check_request(self._spec, self._model.config.vocab_size, prompts, seeds, max_tokens)
         responses: list[Completion] = []
         for start in range(0, len(prompts), self._spec.max_batch):
-            part = slice(start, start + self._spec.max_batch)
-            responses += self._respond(prompts[part], seeds[part], temperature, max_tokens)
+            part, heard = slice(start, start + self._spec.max_batch), partial(_from, start, finished)
+            responses += self._respond(prompts[part], seeds[part], temperature, max_tokens, heard)
         return responses
 
     @torch.no_grad()
@@ -75,11 +84,23 @@ class HFRollout(RolloutEngine):
         del self._model
 
     def _respond(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, max_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        temperature: float,
+        max_tokens: int,
+        finished: Finished,
     ) -> list[Completion]:
+        version = check_served(self._version)
         draws = torch.stack([_uniform(seed, max_tokens) for seed in seeds])
         ids: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
+        responses: dict[int, Completion] = {}
+
+        def finish(row: int, reason: int) -> None:
+            responses[row] = completion(ids[row], logprobs[row], reason, version)
+            finished(row, responses[row])
+
         running = list(range(len(prompts)))
         inputs, mask = _left_padded(prompts)
         cache = DynamicCache(config=self._model.config)
@@ -90,7 +111,9 @@ class HFRollout(RolloutEngine):
             for row, token, value in zip(running, chosen.tolist(), values, strict=True):
                 ids[row].append(token)
                 logprobs[row].append(value)
-            places = [place for place, row in enumerate(running) if not self._ended(ids[row])]
+                if self._ended(ids[row]):
+                    finish(row, STOP)
+            places = [place for place, row in enumerate(running) if row not in responses]
             if not places:
                 break
             kept = torch.tensor(places)
@@ -98,11 +121,10 @@ class HFRollout(RolloutEngine):
             cache.batch_select_indices(kept.to(self._device))
             inputs = chosen[kept, None]
             mask = torch.nn.functional.pad(mask[kept], (0, 1), value=True)
-        version = check_served(self._version)
-        return [
-            completion(tokens, values, STOP if self._ended(tokens) else LENGTH, version)
-            for tokens, values in zip(ids, logprobs, strict=True)
-        ]
+        for row in running:
+            if row not in responses:
+                finish(row, LENGTH)
+        return [responses[row] for row in range(len(prompts))]
 
     def _next_logprobs(self, inputs: Tensor, mask: Tensor, cache: DynamicCache, temperature: float) -> Tensor:
         """[b, V] float32 on the CPU: log-probabilities of the next token of each row, as they are sampled from."""
@@ -127,6 +149,11 @@ class HFRollout(RolloutEngine):
             return False
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return any(stop in text for stop in self._spec.stop)
+
+
+def _from(start: int, finished: Finished, row: int, response: Completion) -> None:
+    """Tell of a response of the part of a call that begins at `start`."""
+    finished(start + row, response)
 
 
 def _uniform(seed: int, size: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""Builds a trainer's module from a model folder: policy (logits) or critic (values), nothing left to chance."""
+"""Builds a trainer's module from a model folder: policy (logits), critic (values) or reward model (scores), nothing left to
+chance."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from engine.backends.adapters import add_adapters, public_name
 from engine.backends.base import TrainerSpec
 from engine.backends.device import attention_kernel, parameter_dtype
 from engine.backends.imports import without
@@ -16,11 +18,13 @@ from engine.errors import ConfigError, Problem, StoreError
 with without("sklearn", "scipy"):
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
 
 VALUE_HEAD = "value_head."
+SCORE_HEAD = "score."  # as transformers' sequence classifiers name theirs
 
 
 class Model(nn.Module):
@@ -28,36 +32,93 @@ class Model(nn.Module):
 
     prefixes: dict[str, str]  # of our names -> of Hugging Face names
     tied: frozenset[str]  # Hugging Face names that are copies of others and never saved
+    layer_classes: frozenset[str]  # class names of the layers it is a stack of
+
+    def __init__(self, causal: Any) -> None:
+        super().__init__()
+        self.layer_classes = frozenset(causal._no_split_modules or ())
+
+    @property
+    def transformer(self) -> Any:
+        """The model without its head."""
+        raise NotImplementedError
 
 
 class LanguageModel(Model):
     """Logits [b, T, V] of a causal language model, in the type of its parameters."""
 
     def __init__(self, causal: Any) -> None:
-        super().__init__()
+        super().__init__(causal)
         self.causal = causal
         self.prefixes = {"causal.": ""}
         self.tied = frozenset(causal.all_tied_weights_keys)
+
+    @property
+    def transformer(self) -> Any:
+        """The model without its head."""
+        return self.causal.base_model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """input_ids [b, T] int64, attention_mask [b, T] bool, right padded."""
         return self.causal(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
 
 
-class ValueModel(Model):
-    """Values [b, T] float32: the transformer of a language model and one number read from each position."""
+class ScalarModel(Model):
+    """One number [b, T] float32 from each position: the transformer of a language model under a head."""
 
     def __init__(self, causal: Any) -> None:
-        super().__init__()
+        super().__init__(causal)
         self.base = causal.base_model
-        self.value_head = ValueHead(causal.config.hidden_size)
         self.prefixes = {"base.": f"{causal.base_model_prefix}."}
         self.tied = frozenset()
 
+    @property
+    def transformer(self) -> Any:
+        """The model without its head."""
+        return self.base
+
+    def read(self, head: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """What the head reads from every position."""
+        hidden = self.base(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        numbers: Tensor = head(hidden).squeeze(-1).clone()  # FSDP wants no view
+        return numbers
+
+
+class ValueModel(ScalarModel):
+    """Values of a critic."""
+
+    def __init__(self, causal: Any) -> None:
+        super().__init__(causal)
+        self.value_head = ValueHead(causal.config.hidden_size)
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """input_ids [b, T] int64, attention_mask [b, T] bool, right padded."""
-        hidden = self.base(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        return self.value_head(hidden).squeeze(-1)
+        return self.read(self.value_head, input_ids, attention_mask)
+
+
+class ScoreModel(ScalarModel):
+    """Scores of a reward or cost model: what transformers' sequence classifier with one label computes, at every position.
+    Without a bias, as there."""
+
+    def __init__(self, causal: Any) -> None:
+        super().__init__(causal)
+        self.score = ScoreHead(causal.config.hidden_size)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """input_ids [b, T] int64, attention_mask [b, T] bool, right padded."""
+        return self.read(self.score, input_ids, attention_mask)
+
+
+class ScoreHead(nn.Linear):
+    """One number per position, computed in float32; starts at zero, so that a new reward model prefers nothing."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 1, bias=False)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, T, H] of any type -> [b, T, 1] float32."""
+        return nn.functional.linear(hidden.float(), self.weight.float())
 
 
 class ValueHead(nn.Linear):
@@ -76,8 +137,8 @@ class ValueHead(nn.Linear):
 def build_module(spec: TrainerSpec) -> Model:
     """The spec's module on the CPU, the same on all ranks: pretrained, or random from spec.seed alone.
 
-    No dropout, no cache; gradient checkpointing where trained with it. Raises StoreError if a tensor would have been
-    left at random values or cannot be read, ConfigError if the architecture cannot be trained here.
+    No dropout, no cache; gradient checkpointing and adapters where trained with them. Raises StoreError if a tensor
+    would have been left at random values or cannot be read, ConfigError if the architecture cannot be trained here.
     """
     config = load_config(spec.source)
     dtype = parameter_dtype(spec.model.dtype, spec.device)
@@ -87,9 +148,13 @@ def build_module(spec: TrainerSpec) -> Model:
     else:
         causal = _pretrained(config, spec, kernel)
     _require_plain_names(causal, spec.source)
+    if spec.model.lora is not None and spec.optimizer is not None and spec.head == "lm":
+        add_adapters(causal, spec.model.lora, spec.seed)
     module = _with_head(causal, spec.head)
     if isinstance(module, ValueModel) and spec.model.init == "pretrained":
-        _load_value_head(module.value_head, spec.source)
+        _load_head(module.value_head, VALUE_HEAD, spec.source)
+    if isinstance(module, ScoreModel) and spec.model.init == "pretrained":
+        _load_head(module.score, SCORE_HEAD, spec.source)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)  # not module.to(): rotary frequencies must stay float32
     checkpointing = spec.optimizer is not None and spec.train.gradient_checkpointing
@@ -120,11 +185,14 @@ def load_config(source: Path) -> Any:
 
 
 def named_weights(module: Model) -> dict[str, Tensor]:
-    """Hugging Face name -> live parameter or persistent buffer, each memory once, in the order of the module."""
+    """Hugging Face name -> live parameter or persistent buffer, each memory once, in the order of the module.
+
+    Factors of adapters are among them (adapters.is_factor), under names that no saved folder has.
+    """
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
     for key, tensor in module.state_dict(keep_vars=True).items():
-        name = _public_name(key, module.prefixes)
+        name = public_name(_public_name(key, module.prefixes))
         if name not in module.tied and id(tensor) not in seen:
             seen.add(id(tensor))
             named[name] = tensor
@@ -138,8 +206,22 @@ def expected_shapes(source: Path, head: str) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in named_weights(module).items()}
 
 
+def classifier_of(source: Path) -> str:
+    """Name of the class with which transformers loads the folder's architecture with a score head. Raises ConfigError."""
+    kind = load_config(source).model_type
+    if kind not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        raise _unsupported(source, f"is of type {kind}, for which transformers has no sequence classifier")
+    return str(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[kind])
+
+
 def _with_head(causal: Any, head: str) -> Model:
-    return ValueModel(causal) if head == "value" else LanguageModel(causal)
+    match head:
+        case "value":
+            return ValueModel(causal)
+        case "score":
+            return ScoreModel(causal)
+        case _:
+            return LanguageModel(causal)
 
 
 def _public_name(key: str, prefixes: dict[str, str]) -> str:
@@ -168,7 +250,7 @@ def _pretrained(config: Any, spec: TrainerSpec, kernel: str) -> Any:
         )
     except (OSError, SafetensorError, RuntimeError) as error:  # no, cut off or misshapen weights
         raise StoreError(f"weights cannot be loaded from {spec.source}: {error}", remedy=_WHOLE) from error
-    needed = f"{causal.base_model_prefix}." if spec.head == "value" else ""
+    needed = f"{causal.base_model_prefix}." if spec.head != "lm" else ""
     tied = causal.all_tied_weights_keys
     missing = sorted(key for key in report["missing_keys"] if key.startswith(needed) and key not in tied)
     if missing:
@@ -177,13 +259,13 @@ def _pretrained(config: Any, spec: TrainerSpec, kernel: str) -> Any:
     return causal
 
 
-def _load_value_head(head: ValueHead, source: Path) -> None:
-    """A folder of a critic has the head, a folder of a policy has not."""
-    found = {name: tensor for name, tensor in load_folder(source).items() if name.startswith(VALUE_HEAD)}
+def _load_head(head: nn.Module, prefix: str, source: Path) -> None:
+    """A folder of a critic or reward model has the head, a folder of a policy has not."""
+    found = {name: tensor for name, tensor in load_folder(source).items() if name.startswith(prefix)}
     if not found:
         return
-    named = {VALUE_HEAD + name: parameter for name, parameter in head.named_parameters()}
-    check_tensors(found, {name: parameter.shape for name, parameter in named.items()}, f"value head in {source}")
+    named = {prefix + name: parameter for name, parameter in head.named_parameters()}
+    check_tensors(found, {name: parameter.shape for name, parameter in named.items()}, f"head in {source}")
     with torch.no_grad():
         for name, parameter in named.items():
             parameter.copy_(found[name])

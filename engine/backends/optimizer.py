@@ -1,7 +1,7 @@
-"""AdamW as every training backend uses it: rate schedule, options, moments that always exist, state names."""
+"""Optimisers by name, as every training backend uses them: options, moments that always exist, names of their state."""
 
-import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -10,66 +10,90 @@ from engine.backends.base import TrainerSpec
 from engine.config import OptimizerConfig
 from engine.errors import DivergedError
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 MASTER = "master"
+CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
+_FUSED = ("adamw", "adam", "sgd")  # have an implementation that updates all tensors in one kernel
 
 
-def lr_at(step: int, optimizer: OptimizerConfig, total_steps: int) -> float:
-    """Rate of optimiser step `step`, counted from 0: linear warm-up to lr, then constant or down to 0.
-
-    The last warm-up step has the full rate; 0 would be reached one step after the last.
-    """
-    if step < optimizer.warmup_steps:
-        return optimizer.lr * (step + 1) / optimizer.warmup_steps
-    if optimizer.schedule == "constant":
-        return optimizer.lr
-    span = max(total_steps - optimizer.warmup_steps, 1)
-    done = min((step - optimizer.warmup_steps) / span, 1.0)
-    if optimizer.schedule == "linear":
-        return optimizer.lr * (1.0 - done)
-    return optimizer.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+def moments(options: OptimizerConfig) -> tuple[str, ...]:
+    """Kinds of tensors, each in the shape of its parameter, that this optimiser keeps from step to step."""
+    velocity = ("momentum_buffer",) if options.momentum > 0 else ()
+    if options.optimizer in ("adamw", "adam"):
+        return ("exp_avg", "exp_avg_sq")
+    return ("square_avg", *velocity) if options.optimizer == "rmsprop" else velocity
 
 
-def new_adamw(parameters: Iterable[Tensor], options: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over float32 tensors, moments at zero; its rate is 0 until `set_rate`."""
-    adamw = torch.optim.AdamW(list(parameters), lr=0.0, fused=True)
-    set_options(adamw, options)
-    for group in adamw.param_groups:
+def same_kind(left: OptimizerConfig, right: OptimizerConfig) -> bool:
+    """Whether a trainer built for one can be reset to the other."""
+    return (left.optimizer, moments(left)) == (right.optimizer, moments(right))
+
+
+def new_optimizer(
+    parameters: Iterable[Tensor], options: OptimizerConfig, kind: type[torch.optim.Optimizer] | None = None
+) -> torch.optim.Optimizer:
+    """The named optimiser (or a subclass of it) over float32 tensors; its rate is 0 until `set_rate`."""
+    fused = {"fused": True} if options.optimizer in _FUSED else {}
+    optimizer: Any = kind or CLASSES[options.optimizer]
+    return optimizer(list(parameters), lr=0.0, **fused, **_arguments(options))  # type: ignore[no-any-return]
+
+
+def fill_state(optimizer: torch.optim.Optimizer, options: OptimizerConfig) -> None:
+    """Make the moments, at zero, that the optimiser would make in its first step."""
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
-            moments = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in MOMENTS}
-            adamw.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
-    return adamw
+            state = {name: torch.zeros_like(parameter) for name in moments(options)}
+            counted = {} if options.optimizer == "sgd" else {"step": torch.zeros((), device=parameter.device)}
+            optimizer.state[parameter] = {**counted, **state}
 
 
-def set_options(adamw: torch.optim.Optimizer, options: OptimizerConfig) -> None:
-    """Use these betas, eps and weight decay from the next step on."""
-    for group in adamw.param_groups:
-        group.update(betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
+def _arguments(options: OptimizerConfig) -> dict[str, Any]:
+    names = {
+        "adamw": ("betas", "eps"),
+        "adam": ("betas", "eps"),
+        "rmsprop": ("alpha", "eps", "momentum"),
+        "sgd": ("momentum", "nesterov"),
+    }[options.optimizer]
+    values = options.model_dump()
+    return {name: values[name] for name in (*names, "weight_decay")}
 
 
-def set_rate(adamw: torch.optim.Optimizer, lr: float) -> None:
+def set_options(optimizer: torch.optim.Optimizer, options: OptimizerConfig) -> None:
+    """Use these options from the next step on."""
+    for group in optimizer.param_groups:
+        group.update(_arguments(options))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Use this rate from the next step on."""
-    for group in adamw.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = lr
 
 
-def set_steps(adamw: torch.optim.Optimizer, steps: int) -> None:
+def set_steps(optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Let the bias correction continue after this many steps."""
-    for state in adamw.state.values():
-        state["step"].fill_(steps)
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"].fill_(steps)
 
 
-def clear_moments(adamw: torch.optim.Optimizer) -> None:
+def clear_moments(optimizer: torch.optim.Optimizer) -> None:
     """Back to the state before the first step, in place, because others may hold views."""
-    for state in adamw.state.values():
+    for state in optimizer.state.values():
         for tensor in state.values():
             tensor.zero_()
 
 
-def state_shapes(parameters: Mapping[str, Size], has_master: bool) -> dict[str, Size]:
-    """Names and shapes of a complete optimiser state of these parameters."""
-    kinds = (*MOMENTS, MASTER) if has_master else MOMENTS
-    return {"step": Size(), **{f"{name}/{kind}": shape for name, shape in parameters.items() for kind in kinds}}
+def state_shapes(
+    parameters: Mapping[str, Size], kinds: Iterable[str], schedule: Mapping[str, Tensor]
+) -> dict[str, Size]:
+    """Names and shapes of a complete optimiser state of these parameters under this schedule."""
+    named = {f"{name}/{kind}": shape for name, shape in parameters.items() for kind in kinds}
+    return {**{name: value.shape for name, value in schedule.items()}, **named}
 
 
 def diverged(spec: TrainerSpec, step: int, norm: float) -> DivergedError:

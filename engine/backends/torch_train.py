@@ -1,135 +1,48 @@
-"""Training in plain torch: whole module on every rank, summed gradients, AdamW on float32 weights."""
-
-import math
-from collections.abc import Mapping, Sequence
+"""Training in plain torch: copies of the module that sum their gradients, each on one rank or cut over several."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from engine.backends.base import LossFunction, TrainerSpec
-from engine.backends.optimizer import (
-    MASTER,
-    MOMENTS,
-    clear_moments,
-    diverged,
-    lr_at,
-    new_adamw,
-    set_options,
-    set_rate,
-    set_steps,
-    state_shapes,
-)
-from engine.backends.ranks import merge_over_ranks, most_parts_to_learn, require_group, sum_over_ranks
-from engine.backends.replicated import ReplicatedTrainer
-from engine.backends.weights import check_tensors
-from engine.batch import Batch
-from engine.config import OptimizerConfig
-from engine.metrics import Metrics, from_pairs
+from engine.backends.base import TrainerSpec
+from engine.backends.buckets import GradientBuckets
+from engine.backends.layout import Layout, gradient_part, local
+from engine.backends.modelling import build_module
+from engine.backends.ranks import open_mesh
+from engine.backends.tensor_parallel import cut_layers
 
 
-class TorchTrainer(ReplicatedTrainer):
-    """The simplest backend, and the one the others are compared with.
+class TorchLayout(Layout):
+    """The simplest layout, and the one the others are compared with.
 
-    With model.dtype bfloat16 the module computes in it, gradients add up in float32 and AdamW updates a float32 master
-    copy of the weights, from which the module's are rounded after each step.
+    With model.dtype bfloat16 the module computes in it, gradients add up in float32 and the optimiser updates a float32
+    master copy of the weights, from which the module's are rounded after each step.
     """
 
-    def __init__(self, spec: TrainerSpec, optimizer: OptimizerConfig) -> None:
-        super().__init__(spec)
-        if spec.world_size > 1:
-            require_group(spec)
-        self._options, self._total_steps, self._steps = optimizer, spec.total_steps, 0
-        self._parameters = {name: tensor for name, tensor in self.named.items() if isinstance(tensor, nn.Parameter)}
-        self._has_master = spec.model.dtype != "float32"
-        self._masters: dict[str, Tensor] = dict(self._parameters)
-        if self._has_master:
-            for name, parameter in self._parameters.items():
+    lockstep = False
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        mesh = open_mesh(spec)
+        module = build_module(spec).to(spec.device)
+        super().__init__(spec, mesh, module, cut_layers(module, mesh))
+        self.masters_apart = spec.model.dtype != "float32"
+        if spec.optimizer is None:
+            module.requires_grad_(False)
+        elif self.masters_apart:
+            for parameter in self.trained.values():
                 parameter.grad_dtype = torch.float32
-                self._masters[name] = parameter.detach().float()
-        self._adamw = new_adamw(self._masters.values(), optimizer)
+        self._buckets: GradientBuckets | None = None
+        if mesh.data.size > 1 and self.trained:
+            shapes = {name: local(parameter).shape for name, parameter in self.trained.items()}
+            self._buckets = GradientBuckets(self.trained, shapes, gradient_part, mesh.data)
 
-    @property
-    def steps(self) -> int:
-        """Optimiser steps applied so far since the last reset."""
-        return self._steps
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Sums over data ranks begin while the last one runs."""
+        if last and self._buckets is not None:
+            self._buckets.open()
+        loss.backward()
 
-    def step(self, parts: Sequence[Batch], loss: LossFunction) -> Metrics:
-        """Every rank adds up the gradients of its own parts; then one sum over ranks."""
-        most_parts_to_learn(len(parts), self.spec)
-        self._drop_gradients()
-        metrics = Metrics()
-        for part in self.placed(parts):
-            result = loss(self.output(part), part)
-            result.loss.backward()
-            metrics = metrics | from_pairs(result.metrics)
-        norm = self._sum_gradients()
-        if not math.isfinite(norm):
-            self._drop_gradients()
-            raise diverged(self.spec, self._steps, norm)
-        rate = lr_at(self._steps, self._options, self._total_steps)
-        self._update(rate, norm)
-        self._steps += 1
-        merged = merge_over_ranks(metrics, self.spec)
-        return merged.with_value("train/grad_norm", norm).with_value("train/lr", rate)
+    def _over_data(self, name: str) -> bool:
+        return False
 
-    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Also the float32 masters start from these weights, until an optimiser state with better ones is loaded."""
-        super().load_weights(tensors)
-        if self._has_master:
-            for name, parameter in self._parameters.items():
-                self._masters[name].copy_(parameter.detach())
-
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """A snapshot on rank 0."""
-        if self.spec.rank > 0:
-            return {}
-        state = {"step": torch.tensor(self._steps)}
-        for name, master in self._masters.items():
-            for kind in MOMENTS:
-                state[f"{name}/{kind}"] = self._adamw.state[master][kind].to("cpu", copy=True)
-            if self._has_master:
-                state[f"{name}/{MASTER}"] = master.to("cpu", copy=True)
-        return state
-
-    def load_optimizer_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Moments, step count and masters; load the weights first."""
-        shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
-        check_tensors(tensors, state_shapes(shapes, self._has_master), "optimiser state to be loaded")
-        for name, master in self._masters.items():
-            for kind in MOMENTS:
-                self._adamw.state[master][kind].copy_(tensors[f"{name}/{kind}"])
-            if self._has_master:
-                master.copy_(tensors[f"{name}/{MASTER}"])
-        self._steps = int(tensors["step"])
-        set_steps(self._adamw, self._steps)
-
-    def reset_optimizer(self, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """The weights stay as they are."""
-        self._options, self._total_steps, self._steps = optimizer, total_steps, 0
-        set_options(self._adamw, optimizer)
-        clear_moments(self._adamw)
-
-    def _sum_gradients(self) -> float:
-        """Global norm of the gradients, which are now those of all ranks and lie on the masters."""
-        for name, parameter in self._parameters.items():
-            gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(self._masters[name])
-            parameter.grad = None
-            self._masters[name].grad = gradient
-        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
-        sum_over_ranks(gradients, self.spec)
-        return float(nn.utils.get_total_norm(gradients))
-
-    def _update(self, rate: float, norm: float) -> None:
-        masters = list(self._masters.values())
-        nn.utils.clip_grads_with_norm_(masters, self._options.max_grad_norm, torch.tensor(norm))
-        set_rate(self._adamw, rate)
-        self._adamw.step()
-        if self._has_master:
-            with torch.no_grad():
-                for name, parameter in self._parameters.items():
-                    parameter.copy_(self._masters[name])
-        self._drop_gradients()
-
-    def _drop_gradients(self) -> None:
-        for tensor in (*self._parameters.values(), *self._masters.values()):
-            tensor.grad = None
+    def _summed_over_data(self) -> dict[str, Tensor]:
+        return super()._summed_over_data() if self._buckets is None else self._buckets.summed()

@@ -1,6 +1,12 @@
 """Picks the class that trains or scores a model; importing this file loads no backend."""
 
+from typing import TYPE_CHECKING
+
 from engine.backends.base import Trainer, TrainerSpec
+from engine.config import OptimizerConfig
+
+if TYPE_CHECKING:
+    from engine.backends.layout import Layout
 
 
 def build_trainer(spec: TrainerSpec) -> Trainer:
@@ -10,10 +16,17 @@ def build_trainer(spec: TrainerSpec) -> Trainer:
         from engine.backends.deepspeed_train import DeepSpeedTrainer
 
         return DeepSpeedTrainer(spec)
-    if spec.optimizer is None:
-        from engine.backends.replicated import FrozenTrainer
+    if spec.train.backend == "fsdp":
+        from engine.backends.fsdp_train import FSDPLayout
 
-        return FrozenTrainer(spec)
-    from engine.backends.torch_train import TorchTrainer
+        return _with_layout(FSDPLayout(spec), spec.optimizer)
+    from engine.backends.torch_train import TorchLayout
 
-    return TorchTrainer(spec, spec.optimizer)
+    return _with_layout(TorchLayout(spec), spec.optimizer)
+
+
+def _with_layout(layout: "Layout", optimizer: OptimizerConfig | None) -> Trainer:
+    from engine.backends.learning import LearningTrainer
+    from engine.backends.scoring import FrozenTrainer
+
+    return FrozenTrainer(layout) if optimizer is None else LearningTrainer(layout, optimizer)

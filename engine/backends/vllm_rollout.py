@@ -3,18 +3,23 @@
 import gc
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
-from engine.backends.base import Completion, RolloutEngine, RolloutSpec
+from engine.backends import transfer_broadcast, transfer_ipc
+from engine.backends.base import Completion, Finished, RolloutEngine, RolloutSpec, unheard
+from engine.backends.device import free_gpu_bytes, gpu_indices, has_gpu
 from engine.backends.modelling import expected_shapes, load_config
 from engine.backends.serving import check_lengths, check_request, check_served, completion, end_token_ids
-from engine.backends.weights import check_tensors
+from engine.backends.transfer import Recorder, require_finite
+from engine.backends.weights import check_tensors, is_finite
 from engine.errors import ConfigError, DivergedError, Problem, ShapeError, TransientError
 
 # A worker process of its own would reserve a core and pickle every weight.
@@ -34,11 +39,16 @@ ROOMY_STEP = 8192  # prompt tokens of one scheduler step
 MOST_CONCURRENT = 1024  # samples; beyond it buffers grow and throughput does not
 TEMPERATURES = (0.01, 2.0)  # vLLM silently raises what is below and refuses what is above
 SHARED_BLOCK = 32  # tokens of a cached prefix; the default of 128 is longer than most prompts that a group shares
+TRANSFERS: dict[str, dict[str, str] | None] = {
+    "file": None,
+    "ipc": {"backend": transfer_ipc.BACKEND},
+    "broadcast": {"backend": transfer_broadcast.BACKEND},
+}
 FINISH_REASONS = {"stop": 0, "length": 1}
 
 
 class VLLMRollout(RolloutEngine):
-    """A vLLM engine on this rank, built with dummy weights: it serves nothing before the first load_weights."""
+    """A vLLM engine on this rank, built with dummy weights: it serves nothing before `wake` and `load_weights`."""
 
     def __init__(self, spec: RolloutSpec) -> None:
         self._spec = spec
@@ -48,7 +58,13 @@ class VLLMRollout(RolloutEngine):
         self._shapes = expected_shapes(spec.source, "lm")
         self._ends = list(end_token_ids(spec.source))
         self._version: int | None = None
+        self._given_back: int | None = None  # bytes, while the engine sleeps
         self._llm = _build(spec, config.architectures)
+        with ExitStack() as undo:
+            undo.callback(self.close)  # vLLM's own clean-up would destroy every process group
+            self._try_out()
+            self.sleep()
+            undo.pop_all()
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """Serve these weights from now on.
@@ -62,6 +78,26 @@ class VLLMRollout(RolloutEngine):
         check_tensors(weights, self._shapes, f"weights of version {version}")  # vLLM would be left half loaded
         _check_finite(weights, version)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(weights.items())})
+        self._serve(version)
+
+    def join_senders(self, init: Mapping[str, Any]) -> None:
+        """Tell vLLM's transfer engine where the weights come from; a broadcast waits here for the sender."""
+        self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": dict(init)})
+
+    def load_sent(self, update: Mapping[str, Any], *, version: int) -> list[dict[str, int]]:
+        """Load what vLLM's transfer engine is sent, with the checks of `load_weights`; nothing is served if one fails."""
+        self._version = None
+        announced = zip(update["names"], update["shapes"], strict=True)
+        shapes = {name: torch.empty(shape, device="meta") for name, shape in announced}
+        check_tensors(shapes, self._shapes, f"weights of version {version}")
+        self._llm.collective_rpc("start_weight_update")
+        arrived = self._llm.collective_rpc(_receive, args=(dict(update),))
+        self._llm.collective_rpc("finish_weight_update")
+        require_finite([name for _, names in arrived for name in names], version)
+        self._serve(version)
+        return [checksums for checksums, _ in arrived]
+
+    def _serve(self, version: int) -> None:
         self._llm.collective_rpc(_pack_output_layer)
         if not self._llm.reset_prefix_cache():
             raise TransientError(
@@ -71,7 +107,13 @@ class VLLMRollout(RolloutEngine):
         self._version = version
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, temperature: float, max_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        *,
+        temperature: float,
+        max_tokens: int,
+        finished: Finished = unheard,
     ) -> list[Completion]:
         """One response per prompt, in order, each with its own seed in [0, 2**63).
 
@@ -95,8 +137,14 @@ class VLLMRollout(RolloutEngine):
             "detokenize": bool(self._spec.stop),
             "skip_clone": True,
         }
-        outputs = self._run(prompts, [SamplingParams(seed=seed, **settings) for seed in seeds])
-        return [_as_completion(output.outputs[0], version) for output in outputs]
+        responses: dict[int, Completion] = {}
+
+        def finish(row: int, output: Any) -> None:
+            responses[row] = _as_completion(output.outputs[0], version)
+            finished(row, responses[row])
+
+        self._run(prompts, [SamplingParams(seed=seed, **settings) for seed in seeds], finish)
+        return [responses[row] for row in range(len(prompts))]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probability (temperature 1, no cut) of every token but the first; reads no cached prefix."""
@@ -106,8 +154,37 @@ class VLLMRollout(RolloutEngine):
             if not 2 <= len(sequence) <= limit:
                 raise ShapeError(f"sequence {number} has {len(sequence)} tokens; 2 to {limit} can be scored.")
         once = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
-        outputs = self._run(sequences, [once] * len(sequences))
-        return [list(output.prompt_logprobs.logprobs) for output in outputs]
+        scores: dict[int, list[float]] = {}
+
+        def finish(row: int, output: Any) -> None:
+            scores[row] = list(output.prompt_logprobs.logprobs)
+
+        self._run(sequences, [once] * len(sequences), finish)
+        return [scores[row] for row in range(len(sequences))]
+
+    def sleep(self) -> bool:
+        """Give weights and cache of a shared GPU back; the next sync brings the weights again."""
+        if not self._spec.shares_gpu or self._given_back is not None:
+            return False
+        self._version = None
+        free = free_gpu_bytes()
+        self._llm.sleep(level=2)  # forgets the weights: they are outdated once the trainers are done
+        self._given_back = free_gpu_bytes() - free
+        return True
+
+    def wake(self) -> None:
+        """Take the memory again; weights and cache hold nothing until `load_weights`."""
+        if self._given_back is None:
+            return
+        if (free := free_gpu_bytes()) < self._given_back:
+            remedy = (
+                f"the engine gave {self._given_back / GIB:.1f} GiB back while it slept and finds {free / GIB:.1f} GiB "
+                "free; lower it, or train.micro_batch_tokens, or give rollout a pool of its own (placement.mode: split)"
+            )
+            problem = Problem("rollout.gpu_memory_utilization", self._spec.gpu_memory_utilization, remedy)
+            raise ConfigError("The rollout engine cannot wake: the trainers hold its memory.", problems=[problem])
+        self._llm.wake_up()
+        self._given_back = None
 
     def close(self) -> None:
         """Release the memory of weights and cache; the process group stays, a trainer of this process may share it."""
@@ -119,12 +196,25 @@ class VLLMRollout(RolloutEngine):
         gc.unfreeze()  # vLLM froze what was there when it started
         gc.collect()
 
-    def _run(self, prompts: Sequence[Sequence[int]], params: list[SamplingParams]) -> list[Any]:
+    def _try_out(self) -> None:
+        """Compute one token: a model that the engine builds but cannot run is found before anything is trained."""
+        once = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        self._run([[0, 0]], [once], lambda row, output: None)
+
+    def _run(
+        self, prompts: Sequence[Sequence[int]], params: list[SamplingParams], finish: Callable[[int, Any], None]
+    ) -> None:
+        """Carry out all requests as LLM.generate does, which tells of none before the last; finish: number, output."""
         if not prompts:
-            return []
+            return
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         with _process_state_kept(), _no_compilation():
-            return self._llm.generate(requests, params, use_tqdm=False)
+            identifiers = self._llm.enqueue(requests, params, use_tqdm=False)
+            # What comes back is named without the characters that vLLM has added to make a number unique.
+            rows = {identifier.partition("-")[0]: row for row, identifier in enumerate(identifiers)}
+            while self._llm.llm_engine.has_unfinished_requests():
+                for output in self._llm.llm_engine.step():
+                    finish(rows.pop(output.request_id), output)
 
 
 def _context(spec: RolloutSpec) -> int:
@@ -140,7 +230,7 @@ def _build(spec: RolloutSpec, architectures: list[str] | None) -> LLM:
     for architecture in architectures or ():  # without any, vLLM says what is wrong
         _inspect_here(architecture)
     try:
-        with _process_state_kept(), _no_compilation():
+        with _process_state_kept(), _no_compilation(), _proxies_hidden():
             return LLM(
                 model=str(spec.source),
                 load_format="dummy",
@@ -159,8 +249,13 @@ def _build(spec: RolloutSpec, architectures: list[str] | None) -> LLM:
 
 
 def _device_settings(spec: RolloutSpec) -> dict[str, Any]:
-    if torch.cuda.is_available():
-        return {"gpu_memory_utilization": spec.gpu_memory_utilization, "tensor_parallel_size": spec.tensor_parallel}
+    if has_gpu():
+        return {
+            "gpu_memory_utilization": spec.gpu_memory_utilization,
+            "tensor_parallel_size": spec.tensor_parallel,
+            "enable_sleep_mode": spec.shares_gpu,
+            "weight_transfer_config": TRANSFERS[spec.transport],
+        }
     if spec.tensor_parallel > 1:
         remedy = "tensor parallel rollout needs GPUs; use 1 on CPU"
         problem = Problem("rollout.tensor_parallel", spec.tensor_parallel, remedy)
@@ -171,8 +266,20 @@ def _device_settings(spec: RolloutSpec) -> dict[str, Any]:
 def _check_finite(weights: dict[str, Tensor], version: int) -> None:
     """NaN would outlive these weights: vLLM's attention also multiplies what earlier samples left in a cache block."""
     for name, tensor in weights.items():
-        if not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise DivergedError(f"{name} of version {version} holds values that are not finite; it was not served.")
+
+
+def _receive(worker: Any, update: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
+    """Run by each of vLLM's workers: checksums of what it was sent, and the names of what is not finite."""
+    engine = worker.weight_transfer_engine
+    recorder = Recorder(engine.model)
+    engine.set_weight_update_target(recorder, engine.model_config)
+    try:
+        worker.update_weights(update)
+    finally:
+        engine.reset_weight_update_target()
+    return recorder.checksums, recorder.not_finite
 
 
 def _pack_output_layer(worker: Any) -> None:
@@ -184,26 +291,45 @@ def _pack_output_layer(worker: Any) -> None:
 
 def _inspect_here(architecture: str) -> None:
     """Have vLLM look at the model class in this process; by default it starts another one, which takes seconds."""
-    if architecture in ModelRegistry.models and not torch.cuda.is_available():
+    if architecture in ModelRegistry.models and not has_gpu():
         ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
 
 
 def _no_compilation() -> AbstractContextManager[Any]:
     """On CPU, run the sampler's small compiled functions eagerly: building them takes longer than they ever save."""
-    return nullcontext() if torch.cuda.is_available() else torch.compiler.set_stance("force_eager")
+    return nullcontext() if has_gpu() else torch.compiler.set_stance("force_eager")
 
 
 @contextmanager
 def _process_state_kept() -> Iterator[None]:
     """vLLM seeds and draws from the global generators and, on CPU, disables torch.set_num_threads: undo both."""
     set_num_threads, python_state, numpy_state = torch.set_num_threads, random.getstate(), numpy.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with torch.random.fork_rng(devices=gpu_indices()):
         try:
             yield
         finally:
             torch.set_num_threads = set_num_threads
             random.setstate(python_state)
             numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def _proxies_hidden() -> Iterator[None]:
+    """vLLM looks at every value of every imported module; those that stand for a flask request cannot be looked at."""
+    local = sys.modules.get("werkzeug.local")
+    hidden = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if local is not None
+        and isinstance(module, ModuleType)
+        and any(type(value) is local.LocalProxy for value in list(vars(module).values()))
+    }
+    for name in hidden:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
 
 
 def _check_temperature(temperature: float) -> None:

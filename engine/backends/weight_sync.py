@@ -1,21 +1,23 @@
-"""Hand-over of weights from trainer to rollout engines through shared memory, and proof that they arrived."""
+"""Hand-over of weights from trainer to rollout engines: by shared memory, or carried to other hosts; and proof of arrival."""
 
-import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.backends.weights import weights_sha256
+from engine.backends.exchange import exchange_folder as exchange_folder
 from engine.errors import ConfigError, DivergedError, Problem, ShapeError, TransientError
 
-SHARED_MEMORY = Path("/dev/shm")
 MB = 1e6
 
 # Mean difference (nats) of probe log-probabilities between engine and trainer that rounding explains, with room: a
@@ -29,14 +31,8 @@ class WeightHandle:
 
     path: str
     version: int
-    digest: str  # weights_sha256: ties what is served to what a checkpoint holds
+    checksums: dict[str, str]  # of every tensor, by name
     size: int  # bytes of all tensors
-
-
-def exchange_folder(run_key: str) -> Path:
-    """Folder through which a run hands over weights: shared memory, or the temporary folder where there is none."""
-    parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    return parent / f"hybridflow-{run_key}"
 
 
 def publish(tensors: Mapping[str, Tensor], folder: Path, version: int) -> WeightHandle:
@@ -51,21 +47,21 @@ def publish(tensors: Mapping[str, Tensor], folder: Path, version: int) -> Weight
     for left in folder.glob("*.partial"):  # of a publisher that was killed
         left.unlink()
     _require_room(folder, size)
-    digest = weights_sha256(weights)
-    path = folder / f"{version}-{digest[:12]}.safetensors"
+    path = folder / f"{version}-{uuid.uuid4().hex[:12]}.safetensors"  # a version published twice is told apart
     partial = path.with_suffix(".partial")
-    save_file(weights, partial, metadata={"version": str(version), "digest": digest})
+    save_file(weights, partial)
     partial.rename(path)
     for earlier in folder.glob("*.safetensors"):
         if earlier != path:
             earlier.unlink()
-    return WeightHandle(str(path), version, digest, size)
+    return WeightHandle(str(path), version, {name: _checksum(tensor) for name, tensor in weights.items()}, size)
 
 
 def receive(handle: WeightHandle) -> Iterator[tuple[str, Tensor]]:
     """The published tensors, mapped from the file and not copied: do not write to them, and copy what you keep.
 
-    Raises TransientError, before the first tensor, if the file is gone or holds something else than the handle says.
+    Raises TransientError if the file is gone or cut off, or holds other tensors than were published: every checksum is
+    compared as its tensor is read.
     """
     try:
         file = safe_open(handle.path, framework="pt")
@@ -74,13 +70,52 @@ def receive(handle: WeightHandle) -> Iterator[tuple[str, Tensor]]:
             f"weights of version {handle.version} cannot be read from {handle.path}: {error}.",
             remedy="Publish them again; only the latest version is kept.",
         ) from error
-    found = file.metadata() or {}
-    if found != {"version": str(handle.version), "digest": handle.digest}:
-        raise TransientError(
-            f"{handle.path} should hold version {handle.version}, digest {handle.digest}; found {found}.",
-            remedy="Publish the weights again.",
-        )
-    return ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - a file is no mapping
+    if set(file.keys()) != handle.checksums.keys():
+        raise _altered(handle, "other names")
+    return _verified(handle, file)
+
+
+def _verified(handle: WeightHandle, file: safe_open) -> Iterator[tuple[str, Tensor]]:
+    for name, expected in handle.checksums.items():
+        tensor = file.get_tensor(name)
+        if _checksum(tensor) != expected:
+            raise _altered(handle, f"another {name}")
+        yield name, tensor
+
+
+def _altered(handle: WeightHandle, found: str) -> TransientError:
+    message = f"weights of version {handle.version} changed after they were published: {handle.path} holds {found}."
+    return TransientError(message, remedy="Publish the weights again.")
+
+
+def _checksum(tensor: Tensor) -> str:
+    """xxh3 of the bytes: as fast as memory, so that every sync can afford it on both sides."""
+    return str(xxhash.xxh3_64_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy().data))
+
+
+def is_here(handle: WeightHandle) -> bool:
+    """Whether this host can read what was published."""
+    return Path(handle.path).is_file()
+
+
+def carry(handle: WeightHandle) -> "numpy.ndarray[Any, numpy.dtype[numpy.uint8]]":
+    """The published file as bytes, for engines on other hosts; an array, because Ray moves those without pickling."""
+    return numpy.fromfile(handle.path, dtype=numpy.uint8)
+
+
+@contextmanager
+def landed(
+    handle: WeightHandle, content: "numpy.ndarray[Any, numpy.dtype[numpy.uint8]]", folder: Path
+) -> Iterator[WeightHandle]:
+    """The handle of a copy on this host, there while the block runs. Raises ConfigError if the folder has no room."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _require_room(folder, content.nbytes)
+    own = replace(handle, path=str(folder / f"{handle.version}-{uuid.uuid4().hex[:12]}.carried"))
+    try:
+        content.tofile(own.path)
+        yield own
+    finally:
+        retract(own)
 
 
 def retract(handle: WeightHandle) -> None:

@@ -66,11 +66,14 @@ def save_folder(weights: Mapping[str, Tensor], source: Path, target: Path, *, he
 
     check_tensors(weights, expected_shapes(source, head), f"weights to be saved in {target}")
     for name, tensor in weights.items():
-        if not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise DivergedError(f"{name} holds values that are not finite; it was not saved in {target}.")
     target.mkdir(parents=True, exist_ok=True)
     dtype = next(iter(weights.values())).dtype
-    (target / CONFIG).write_text(json.dumps(_config_of(source, dtype), indent=2, sort_keys=True) + "\n")
+    config = _config_of(source, dtype)
+    if head == "score":
+        config = _classifier(config, source)
+    (target / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     for pattern in COMPANIONS:
         for path in source.glob(pattern):
             if path.is_file():
@@ -86,6 +89,26 @@ def _config_of(source: Path, dtype: torch.dtype) -> dict[str, object]:
     return {**config, "dtype": name}
 
 
+def _classifier(config: dict[str, object], source: Path) -> dict[str, object]:
+    """The config with which AutoModelForSequenceClassification reads one plain score.
+
+    It looks for the last token that is no padding. Where padding is also an end token, that would be a token too early:
+    without a padding token it reads the last token, and takes sequences only one at a time.
+    """
+    from engine.backends.modelling import classifier_of
+
+    ends = config.get("eos_token_id")
+    pad = config.get("pad_token_id")
+    config = {name: value for name, value in config.items() if name != "num_labels"}
+    return config | {
+        "architectures": [classifier_of(source)],
+        "id2label": {"0": "score"},
+        "label2id": {"score": 0},
+        "problem_type": "regression",
+        "pad_token_id": None if pad in (ends if isinstance(ends, list) else [ends]) else pad,
+    }
+
+
 def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Size], what: str) -> None:
     """Raises StoreError unless the tensors have exactly these names and shapes; `what` starts the message."""
     problems = []
@@ -98,6 +121,11 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Size], wha
             problems.append(f"{name} is {list(found[name].shape)} instead of {list(expected[name])}")
     if problems:
         raise StoreError(f"{what}: {_listed(problems, '; ')}.", remedy="Use the tensors of this model.")
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite; its extremes tell, in one pass and without a mask of the tensor's size."""
+    return tensor.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -28,12 +28,14 @@ def call(given: argparse.Namespace) -> Outcome:
     match given.command:
         case "run" | "resume":
             return _call_run(given)
-        case "status" | "repair":
-            from engine.commands import records
+        case "sft" | "reward-model":
+            from engine.commands import offline
 
-            if given.command == "repair":
-                return records.repair(given.root)
-            return records.status(given.root, given.run_key)
+            if given.dry_run:
+                return offline.dry_run(given.command, given.config, given.set)
+            return offline.run(given.command, given.config, given.set, given.run_key, verbose=given.verbose)
+        case "status" | "repair":
+            return _call_records(given)
         case "data":
             from engine.commands import data
 
@@ -59,9 +61,23 @@ def _call_run(given: argparse.Namespace) -> Outcome:
 
     if given.command == "resume":
         return running.resume(given.run_key, given.root, verbose=given.verbose)
-    if given.dry_run:
-        return running.dry_run(given.config, given.set)
-    return running.run(given.config, given.set, given.run_key, verbose=given.verbose)
+    if given.dry_run or given.architecture:
+        from engine.commands import planning
+
+        return planning.dry_run(given.config, given.set, given.architecture)
+    return running.run(
+        given.config, given.set, given.run_key, skip_if_registered=given.skip_if_registered, verbose=given.verbose
+    )
+
+
+def _call_records(given: argparse.Namespace) -> Outcome:
+    from engine.commands import records, repairing
+
+    if given.command == "repair":
+        return repairing.repair(given.root)
+    if given.watch is not None:
+        return records.watch(given.root, given.run_key, given.watch)
+    return records.status(given.root, given.run_key)
 
 
 def _call_models(given: argparse.Namespace) -> Outcome:
@@ -88,14 +104,30 @@ def _call_models(given: argparse.Namespace) -> Outcome:
 
 def _add_runs(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     run = _add(commands, "run", "make a run from a configuration, or continue it")
-    _config(run)
-    run.add_argument("--run-key", help="name of the run's folder; default NAME-TIME-ID")
-    run.add_argument("--dry-run", action="store_true", help="check everything and show the plan, start nothing")
+    sft = _add(commands, "sft", "train a language model on fixed rows: objective sft or dpo")
+    reward = _add(commands, "reward-model", "train a reward or cost model on preferences")
+    for command in (run, sft, reward):
+        _config(command)
+        command.add_argument("--run-key", help="name of the run's folder; default NAME-TIME-ID")
+        command.add_argument("--dry-run", action="store_true", help="check everything and show the plan, start nothing")
+    run.add_argument(
+        "--skip-if-registered",
+        action="store_true",
+        help="do nothing where a run with the same options, data and base model has registered its model",
+    )
+    run.add_argument(
+        "--architecture",
+        metavar="FOLDER",
+        help="with --dry-run: plan for another machine from the config.json in FOLDER; neither model nor network is needed",
+    )
     resume = _add(commands, "resume", "continue a run behind its last committed step")
     resume.add_argument("run_key")
     _root(resume)
     status = _add(commands, "status", "show the runs, or one of them")
     status.add_argument("run_key", nargs="?")
+    status.add_argument(
+        "--watch", nargs="?", const=2.0, type=_seconds, metavar="SECONDS", help="again every 2 s while a run goes"
+    )
     _root(status)
     repair = _add(commands, "repair", "close attempts of processes that died, remove what they left half done")
     _root(repair)
@@ -120,10 +152,28 @@ def _add_data_and_models(commands: "argparse._SubParsersAction[argparse.Argument
         (rollback, "--to", "champion before the present one"),
     ):
         command.add_argument("name")
-        command.add_argument(option, metavar="N", help=f"default: the {text}")
-        command.add_argument("--reason", required=True, help="kept with the version")
+        command.add_argument(option, type=_version, metavar="N", help=f"default: the {text}")
+        command.add_argument("--reason", required=True, type=_said, help="kept with the version")
         _registry(command)
     _add_models(commands)
+
+
+def _seconds(text: str) -> float:
+    if not text.replace(".", "", 1).isdecimal() or float(text) < 0.1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pause; give at least 0.1 seconds")
+    return float(text)
+
+
+def _version(text: str) -> str:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no version; versions are 1, 2, 3...")
+    return text
+
+
+def _said(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("say why, in a few words: it is kept with the version")
+    return text
 
 
 def _add_models(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -161,7 +211,12 @@ def _config(command: argparse.ArgumentParser) -> None:
 
 def _set(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="change an option, as YAML"
+        "--set",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change options, as YAML; after CONFIG",
     )
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from engine.commands.outcome import Outcome, failure
 from engine.display import Display, make_display
 from engine.errors import HybridFlowError
-from engine.runs import RECORD, read_record
+from engine.repair import RUNNING
+from engine.roots import RECORD, absolute_root, local_root
+from engine.runs import read_record
 
 if TYPE_CHECKING:
     from tasks.embedded import EmbeddedServer
@@ -54,9 +56,9 @@ def conduct(root: str, run_key: str, work: Callable[[Stage], Outcome], *, verbos
         return work(Stage(server, display))
     except BaseException as error:
         display.finish()
-        if not _began(Path(root) / run_key):
+        if not _began(local_root(root) / run_key):
             raise
-        return _broken_off(Path(root).absolute(), run_key, error, verbose)
+        return _broken_off(absolute_root(root), run_key, error, verbose)
     finally:
         display.finish()
         if server is not None:
@@ -82,9 +84,9 @@ def log_to_run(folder: Path) -> None:
     log_to(logging.FileHandler(folder / LOG_FILE), logging.INFO)
 
 
-def resume_command(root: Path, run_key: str) -> str:
+def resume_command(root: str, run_key: str) -> str:
     """What continues a run."""
-    return f"hybridflow resume {run_key} --root {shlex.quote(str(root))}"
+    return f"hybridflow resume {run_key} --root {shlex.quote(root)}"
 
 
 def _began(folder: Path) -> bool:
@@ -93,17 +95,17 @@ def _began(folder: Path) -> bool:
     return bool(attempts) and (attempts[-1]["host"], attempts[-1]["pid"]) == (socket.gethostname(), os.getpid())
 
 
-def _broken_off(root: Path, run_key: str, error: BaseException, verbose: bool) -> Outcome:
+def _broken_off(root: str, run_key: str, error: BaseException, verbose: bool) -> Outcome:
     """Close the attempt, end the workers, give the lease back; the outcome tells how to continue."""
     from tasks import attempts, report, sessions
     from tasks.refs import RunRef, opened
 
-    ref, status, folder = RunRef(str(root), run_key), attempts.status_of(error), root / run_key
+    ref, status, folder = RunRef(root, run_key), attempts.status_of(error), local_root(root) / run_key
     result = {"status": status, "run_key": run_key, "run_dir": str(folder)}
     try:
         with (folder / LOG_FILE).open("a") as stream:
             traceback.print_exception(error, file=stream)
-        if attempts.current(ref)["status"] == attempts.RUNNING:
+        if attempts.current(ref)["status"] == RUNNING:
             attempts.finish(ref, status, f"{type(error).__name__}: {error}")
         result = report.summarise(ref, status)
     except (OSError, HybridFlowError) as second:  # a full disk, say; the first error is the one to tell

@@ -7,6 +7,7 @@ from engine.backends.imports import without
 from engine.commands.outcome import Outcome
 from engine.config import RunConfig
 from engine.data.check import DataCheck, check_file
+from engine.offline_loading import is_offline
 from engine.preflight import look_at_data
 
 _CONFIGS = {".yaml", ".yml"}
@@ -15,7 +16,11 @@ _SHOWN = 5  # lines of a file that are left out, in the text for people
 
 def check(source: str, overrides: list[str]) -> Outcome:
     """The report of one file, or of everything that a configuration reads; exit code 2 where a run would refuse it."""
-    if Path(source).suffix in _CONFIGS:
+    if Path(source).suffix in _CONFIGS and is_offline(source):
+        from engine.commands.offline import checked_rows
+
+        found = checked_rows(source, overrides).check
+    elif Path(source).suffix in _CONFIGS:
         from engine.commands.running import checked
 
         config = checked(source, overrides)
@@ -45,6 +50,11 @@ def _text(found: DataCheck, content: dict[str, Any]) -> str:
             lines.append(f"  ... and {len(file['problems']) - _SHOWN} more")
     lines += [f"column {name}: {types}" for name, types in content["columns"].items()]
     lines.append(f"duplicates: {content['duplicates']}, rows that are also evaluation rows: {len(content['overlap'])}")
+    if content["truncated"] or content["without_labels"] or content["identical"]:
+        lines.append(
+            f"completions cut: {content['truncated']}; dropped because nothing to learn was left: "
+            f"{content['without_labels']}, because both completions were the same: {content['identical']}"
+        )
     tokens = content["prompt_tokens"]
     if tokens["max"] is not None:
         lines.append(

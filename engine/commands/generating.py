@@ -1,10 +1,13 @@
 """`hybridflow generate`: greedy answers of any model source, as a user of the model would get them."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.architecture import read_model_config
 from engine.backends.imports import without
 from engine.commands.models import Registry
 from engine.commands.outcome import Outcome
+from engine.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from engine.data.templating import PromptEncoder
@@ -21,6 +24,7 @@ def generate(where: Registry, source: str, prompts: list[str], max_tokens: int) 
     from tasks.models import resolve_source
 
     folder = resolve_source(source, where.root, where.tracking_uri)
+    _require_language_model(source, folder)
     encoder = PromptEncoder(load_tokenizer(str(folder), None))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(pick_device()).eval()
     ends = list(end_token_ids(folder))
@@ -40,6 +44,14 @@ def generate(where: Registry, source: str, prompts: list[str], max_tokens: int) 
         answers.append({"prompt": prompt, "answer": text})
     content = {"status": "completed", "source": source, "folder": str(folder), "answers": answers}
     return Outcome(content, "\n".join(str(item["answer"]) for item in answers))
+
+
+def _require_language_model(source: str, folder: Path) -> None:
+    """Raises ConfigError for a model that scores: transformers would give it an untrained head to write with."""
+    for name in read_model_config(folder).get("architectures") or []:
+        if name.endswith("ForSequenceClassification"):
+            remedy = f"it is a {name}, which writes no text; name a language model"
+            raise ConfigError("Nothing can be generated.", problems=[Problem("SOURCE", source, remedy)])
 
 
 def _ids(encoder: "PromptEncoder", prompt: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import CancelledError, HybridFlowError
+from engine.errors import CancelledError, DivergedError, HybridFlowError
 
 EXIT_CODES = {"completed": 0, "rejected": 3}
 UNEXPECTED = 5
@@ -43,14 +43,25 @@ def failure(
     """
     if verbose:
         traceback.print_exception(error, file=sys.stderr)
+    error = _root(error)
     message, remedy, code = _in_words(error, log)
-    if resume and code != 2:
+    if resume and code not in (2, DivergedError.exit_code):  # what was stopped for quality would stop again
         remedy = f"{remedy} Continue with: {resume}".strip()
     print(f"error: {message}" + (f"\n{remedy}" if remedy else ""), file=sys.stderr, flush=True)
     status = "cancelled" if code == CancelledError.exit_code else "failed"
     content = dict.fromkeys(_RESULT) | {"status": status} | (result or {})
     content["error"] = {"type": type(error).__name__, "message": message, "remedy": remedy}
     return Outcome(content, "", code)
+
+
+def _root(error: BaseException) -> BaseException:
+    """The error to tell: one of ours behind a foreign one, which reporting ours may have raised (on a full disk, say)."""
+    behind: BaseException | None = error
+    while behind is not None and isinstance(error, Exception):
+        if isinstance(behind, HybridFlowError):
+            return behind
+        behind = behind.__cause__ or behind.__context__
+    return error
 
 
 def _in_words(error: BaseException, log: str) -> tuple[str, str, int]:

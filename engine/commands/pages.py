@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.commands.outcome import Outcome
+from engine.roots import local_root
 
 _PREFECT_PORT, _MLFLOW_PORT = 4200, 5000
 _STOP_TIMEOUT_S = 10.0
@@ -23,14 +24,14 @@ def serve(root: str) -> Outcome:
     started = []
     pages = {"mlflow": f"http://127.0.0.1:{_free_port(_MLFLOW_PORT)}"}
     tracking = ["--backend-store-uri", address(root, None), "--port", pages["mlflow"].rsplit(":", 1)[1]]
-    Path(root).mkdir(parents=True, exist_ok=True)
+    local_root(root).mkdir(parents=True, exist_ok=True)
     started.append(_start(["mlflow", "server", "--workers", "1", *tracking], _MLFLOW))
     if (configured := embedded.configured_url()) is not None:
         pages["prefect"] = configured.removesuffix("/api")
     else:
         port = _free_port(_PREFECT_PORT)
         pages["prefect"] = f"http://127.0.0.1:{port}"
-        started.append(_prefect(Path(root).absolute() / ".prefect", port))
+        started.append(_prefect(local_root(root) / ".prefect", port))
     print(
         "\n".join(f"{name}: {url}" for name, url in pages.items()) + "\nCtrl-C ends both.", file=sys.stderr, flush=True
     )

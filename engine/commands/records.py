@@ -1,112 +1,132 @@
-"""`hybridflow status` and `repair`: what the run directories say, without starting anything."""
+"""`hybridflow status`: what the run directories say, without starting anything."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from engine.commands.outcome import Outcome
-from engine.display import describe
-from engine.errors import ConfigError, Problem, StoreError
-from engine.lease import lease_of
-from engine.runs import RECORD, read_record, run_folder, write_record
+from engine.display import describe, duration
+from engine.errors import ConfigError, HybridFlowError, Problem
+from engine.outlook import outlook, seconds_left
+from engine.remote_lease import lease_in
+from engine.remote_store import bring_run, run_folders, store_in
+from engine.repair import LOST, RUNNING
+from engine.roots import absolute_root
+from engine.runs import planned_of, read_record, run_folder
 from engine.store import Store, step_path
 
-_RUNNING, _LOST = "running", "lost"
+_COLUMNS = "{:<44}{:<11}{:>11}  {:<25}{:>8}{:>10}{:>8}  {}"
+_HEADER = _COLUMNS.format("run", "status", "iterations", "next step", "attempts", "tokens/s", "left", "owner")
+_CLEAR = "\x1b[H\x1b[2J"  # of a terminal
+_UNKNOWN = (  # as long as the record could not be read
+    "iterations_planned",
+    "iterations_done",
+    "next_step",
+    "attempts_made",
+    "error",
+    "tokens_per_s",
+    "seconds_left",
+    "owner",
+)
 
 
 def status(root: str, run_key: str | None) -> Outcome:
     """A table of all runs under a root, or everything about one."""
     if run_key is not None:
         return _one(root, run_key)
-    rows = [_row(folder) for folder in _folders(root)]
-    lines = [f"{'run':<44}{'status':<12}{'iterations':>12}  owner"] if rows else [f"no runs in {Path(root).absolute()}"]
-    for row in rows:
-        done = f"{row['iterations_done']}/{row['iterations_planned']}"
-        lines.append(f"{row['run_key']:<44}{row['status']:<12}{done:>12}  {_owner(row['owner'])}")
-    return Outcome({"status": "completed", "root": str(Path(root).absolute()), "runs": rows}, "\n".join(lines))
+    rows = [_row(folder) for folder in run_folders(root)]
+    lines = [_HEADER, *map(_line, rows)] if rows else [f"no runs in {absolute_root(root)}"]
+    return Outcome({"status": "completed", "root": absolute_root(root), "runs": rows}, "\n".join(lines))
 
 
-def repair(root: str) -> Outcome:
-    """Close the attempts of processes that died, remove their drafts and leases; living ones are left alone."""
-    rows = [{"run_key": folder.name, **_repair_one(folder)} for folder in _folders(root)]
-    changed = [row for row in rows if row["repaired"]]
-    lines = [f"{row['run_key']}: {row['repaired']}" for row in changed] or ["nothing to repair"]
-    return Outcome({"status": "completed", "root": str(Path(root).absolute()), "runs": rows}, "\n".join(lines))
+def watch(root: str, run_key: str | None, every_s: float) -> Outcome:
+    """The same again and again, in place on a terminal, as long as somebody works on one of the runs, or until Ctrl-C."""
+    clear = _CLEAR if sys.stderr.isatty() else ""
+    shown = status(root, run_key)
+    try:
+        while _any_alive(shown):
+            print(f"{clear}{shown.text}", file=sys.stderr, flush=True)
+            time.sleep(every_s)
+            shown = status(root, run_key)
+    except KeyboardInterrupt:  # the way to end watching
+        pass
+    return shown
+
+
+def _any_alive(shown: Outcome) -> bool:
+    rows = shown.content.get("runs", [shown.content])
+    return any(row["owner"] and row["owner"]["alive"] for row in rows)
 
 
 def _one(root: str, run_key: str) -> Outcome:
     folder = run_folder(root, run_key)
-    if not (folder / RECORD).is_file():
-        known = ", ".join(found.name for found in _folders(root)) or "none"
-        problem = Problem("run_key", run_key, f"no such run in {Path(root).absolute()}; known: {known}")
+    if not bring_run(folder):
+        known = ", ".join(found.name for found in run_folders(root)) or "none"
+        problem = Problem("run_key", run_key, f"no such run in {absolute_root(root)}; known: {known}")
         raise ConfigError("There is no run to show.", problems=[problem])
     row, record = _row(folder), read_record(folder)
-    row |= {"attempts": record["attempts"], "metrics": _metrics(folder, record, row["iterations_done"])}
+    row |= {"attempts": record["attempts"], "metrics": _metrics(_opened(folder, record), row["iterations_done"])}
     lines = [
         f"{run_key}: {row['status']}, {row['iterations_done']} of {row['iterations_planned']} iterations",
         f"  owner: {_owner(row['owner'])}",
+        f"  {row['plan']}",
         f"  last iteration: {describe(row['metrics']) or 'no metrics'}",
     ]
+    if row["seconds_left"] is not None:
+        lines.append(f"  {duration(row['seconds_left'])} left at the pace of the last iterations")
     lines += [f"  attempt {number}: {_attempt(item)}" for number, item in enumerate(record["attempts"], start=1)]
     return Outcome(row, "\n".join([*lines, f"  folder: {folder}"]))
 
 
 def _row(folder: Path) -> dict[str, Any]:
     """One run in the table; a run whose record is damaged does not hide the others."""
-    row = {
-        "run_key": folder.name,
-        "run_dir": str(folder),
-        "iterations_planned": None,
-        "iterations_done": None,
-        "owner": None,
-    }
+    row: dict[str, Any] = {"run_key": folder.name, "run_dir": str(folder)} | dict.fromkeys(_UNKNOWN)
     try:
-        record, owner = read_record(folder), lease_of(folder).owner()
-    except StoreError as error:
+        record, owner = read_record(folder), lease_in(folder).owner()
+        store, attempts = _opened(folder, record), record["attempts"]
+        latest, ahead = store.latest("train"), outlook(store, record["config"])
+    except HybridFlowError as error:
         return row | {"status": "unreadable", "error": str(error)}
-    latest = Store(folder, record["config_digest"]).latest("train")
-    attempts = record["attempts"]
+    done, planned = latest[0] if latest else 0, planned_of(record)
+    alive = bool(owner and owner["alive"])
+    return row | {
+        "status": _state(attempts, alive),
+        "iterations_planned": planned,
+        "iterations_done": done,
+        "next_step": ahead.next,
+        "plan": ahead.text,
+        "attempts_made": len(attempts),
+        "error": None if alive or not attempts else attempts[-1].get("error"),
+        "tokens_per_s": _metrics(store, done).get("rollout/tokens_per_s"),
+        "seconds_left": seconds_left(store, done, planned) if alive else None,
+        "owner": owner,
+    }
+
+
+def _state(attempts: list[dict[str, Any]], alive: bool) -> str:
     state = attempts[-1]["status"] if attempts else "created"
-    if state == _RUNNING and not (owner and owner["alive"]):
-        state = _LOST
-    done = latest[0] if latest else 0
-    planned = record["config"]["iterations"]
-    return row | {"status": state, "iterations_planned": planned, "iterations_done": done, "owner": owner}
+    return LOST if state == RUNNING and not alive else str(state)
 
 
-def _metrics(folder: Path, record: dict[str, Any], iteration: int) -> dict[str, float]:
-    store = Store(folder, record["config_digest"])
+def _opened(folder: Path, record: dict[str, Any]) -> Store:
+    return store_in(folder, record["config_digest"])
+
+
+def _metrics(store: Store, iteration: int) -> dict[str, float]:
     steps = [store.committed(step_path(kind, iteration)) for kind in ("rollout", "train")]
     values = {name: value for ref in steps if ref for name, value in store.manifest(ref).metrics.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _repair_one(folder: Path) -> dict[str, Any]:
-    """What was done to a run: {"repaired": text or None}."""
-    try:
-        record, owner = read_record(folder), lease_of(folder).owner()
-    except StoreError as error:
-        return {"repaired": None, "error": str(error)}
-    if owner and owner["alive"]:
-        return {"repaired": None, "error": f"in use by {_owner(owner)}"}
-    dead = [attempt for attempt in record["attempts"] if attempt["status"] == _RUNNING]
-    store = Store(folder, record["config_digest"])
-    drafts = len(store.drafts())
-    if owner is None and not dead and not drafts:
-        return {"repaired": None}
-    store.lease.acquire()
-    try:
-        store.remove_drafts()
-        for attempt in dead:
-            attempt |= {"status": _LOST, "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        write_record(folder, record)
-    finally:
-        store.lease.release()
-    return {"repaired": f"{len(dead)} attempts closed, {drafts} drafts removed"}
-
-
-def _folders(root: str) -> list[Path]:
-    return sorted(file.parent.absolute() for file in Path(root).glob(f"*/{RECORD}"))
+def _line(row: dict[str, Any]) -> str:
+    """A run in the table, with the last error of one that nobody works on below it."""
+    done = f"{row['iterations_done']}/{row['iterations_planned']}" if row["iterations_planned"] else ""
+    speed = "" if row["tokens_per_s"] is None else f"{row['tokens_per_s']:,.0f}"
+    left = "" if row["seconds_left"] is None else duration(row["seconds_left"])
+    cells = (row["next_step"] or "", row["attempts_made"] or "", speed, left)
+    line = _COLUMNS.format(row["run_key"], row["status"], done, *cells, _owner(row["owner"]))
+    return f"{line}\n    {row['error'].splitlines()[0]}" if row["error"] else line
 
 
 def _owner(owner: dict[str, Any] | None) -> str:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from engine import environment
 from engine.backends.imports import without
-from engine.checks import plan_steps
 from engine.commands.conduct import Stage, conduct, log_to_run
 from engine.commands.outcome import EXIT_CODES, Outcome
 from engine.config import RunConfig
-from engine.loading import refused
-from engine.preflight import look_at_data, preflight
-from engine.runs import new_run_key, open_run
+from engine.errors import ConfigError, Problem
+from engine.offline_loading import is_offline
+from engine.offlineconfig import LANGUAGE_MODELS, AnyConfig
+from engine.preflight import preflight
+from engine.remote import require_place
+from engine.runs import new_run_key, open_run, run_folder
 
 if TYPE_CHECKING:
     from tasks.refs import RunRef
@@ -21,21 +23,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run(config_file: str, overrides: list[str], run_key: str | None, *, verbose: bool) -> Outcome:
+def run(
+    config_file: str, overrides: list[str], run_key: str | None, *, skip_if_registered: bool, verbose: bool
+) -> Outcome:
     """Make a run, or continue the one of this key, to its result."""
     config = checked(config_file, overrides)
     key = run_key or new_run_key(config.name)
+    if skip_if_registered:
+        return conduct(
+            config.root, key, lambda stage: _unless_registered(config_file, overrides, key, stage), verbose=verbose
+        )
 
     def begin() -> "RunRef":
         from tasks.data import start_run
 
         return start_run(config, key)
 
-    return conduct(config.root, key, lambda stage: _walk(begin, stage), verbose=verbose)
+    return conduct(config.root, key, lambda stage: walk(begin, stage), verbose=verbose)
 
 
 def resume(run_key: str, root: str, *, verbose: bool) -> Outcome:
     """Continue a recorded run behind its last committed step."""
+    require_place(root)
     environment.stay_offline(open_run(root, run_key).config)
 
     def begin() -> "RunRef":
@@ -43,22 +52,7 @@ def resume(run_key: str, root: str, *, verbose: bool) -> Outcome:
 
         return resume_run(root, run_key)
 
-    return conduct(root, run_key, lambda stage: _walk(begin, stage), verbose=verbose)
-
-
-def dry_run(config_file: str, overrides: list[str]) -> Outcome:
-    """Everything up to the prepared data, without writing a run: the plan, or one ConfigError with all problems."""
-    config = checked(config_file, overrides)
-    from tasks.models import source_of
-
-    findings = look_at_data(config, source_of(config))
-    if not findings.check.ok:
-        raise refused(findings.check.problems)
-    plan = {"train_rows": findings.train_rows, "eval_rows": findings.eval_rows, **plan_steps(config)}
-    lengths = findings.check.report.to_json()["prompt_tokens"]
-    content = {"status": "planned", "name": config.name, "root": config.root, "plan": plan, "prompt_tokens": lengths}
-    lines = [f"{config.name}: nothing was started.", *(f"  {name:<24}{value:>12,}" for name, value in plan.items())]
-    return Outcome(content, "\n".join(lines))
+    return conduct(root, run_key, lambda stage: walk(begin, stage), verbose=verbose)
 
 
 def evaluate(config_file: str, overrides: list[str], source: str, *, verbose: bool) -> Outcome:
@@ -78,30 +72,73 @@ def evaluate(config_file: str, overrides: list[str], source: str, *, verbose: bo
 
 def checked(config_file: str, overrides: list[str]) -> RunConfig:
     """The configuration of a command. Raises ConfigError with everything that is wrong with it and its data."""
+    check_no_objective(config_file)
     with without("torch", "sklearn", "scipy"):  # a faulty configuration is reported in a third of the time
         config = preflight(config_file, overrides)
     environment.stay_offline(config)
     return config
 
 
-def _walk(begin: Callable[[], "RunRef"], stage: Stage) -> Outcome:
-    """Make or take over the run, start its workers in the background, go through the flow."""
-    from tasks import report, sessions
+def check_no_objective(config_file: str) -> None:
+    """Raises ConfigError where a configuration is one of a run on fixed rows, with the commands that take it."""
+    if is_offline(config_file):
+        command = "hybridflow sft, or hybridflow reward-model"
+        remedy = f"a configuration with an objective learns from fixed rows; use {command}"
+        raise ConfigError("The configuration is for another command.", problems=[Problem("objective", "...", remedy)])
+
+
+def walk(begin: Callable[[], "RunRef"], stage: Stage) -> Outcome:
+    """Make or take over the run, start its workers in the background, go through its flow."""
+    from tasks import attempts, report, sessions
+    from tasks.refs import opened
 
     log.info("The configuration is checked.")
     with without("sklearn", "scipy"):  # transformers takes seconds longer to load with them
         ref = begin()
-    folder = Path(ref.root) / ref.run_key
+    folder = run_folder(ref.root, ref.run_key)
     log_to_run(folder)
     log.info("Run %s is there, its data committed.", ref.run_key)
     report.set_display(stage.display)
     sessions.listen(stage.display.step)
     sessions.warm_up(ref)
     stage.display.stage(f"run {ref.run_key} in {folder}")
-    from flows.rlhf import rlhf
-
+    flow = flow_of(opened(ref).config)
+    if (plan := attempts.current(ref)["plan"]) is not None:
+        stage.display.stage(plan)
     stage.wait_for_prefect()
-    result = rlhf(run_key=ref.run_key, root=ref.root)
+    result = flow(run_key=ref.run_key, root=ref.root)
+    return Outcome(result, describe(result), EXIT_CODES[result["status"]])
+
+
+def flow_of(config: AnyConfig) -> Callable[..., dict[str, Any]]:
+    """The flow that goes through a run of this configuration."""
+    if isinstance(config, RunConfig):
+        from flows.rlhf import rlhf
+
+        return rlhf
+    if config.objective.name in LANGUAGE_MODELS:
+        from flows.sft import sft
+
+        return sft
+    from flows.reward_model import reward_model
+
+    return reward_model
+
+
+def _unless_registered(config_file: str, overrides: list[str], key: str, stage: Stage) -> Outcome:
+    """Go through the flow, which looks into the registry before it makes the run."""
+    from flows.rlhf import rlhf
+    from tasks import report, sessions
+
+    report.set_display(stage.display)
+    sessions.listen(stage.display.step)
+    stage.wait_for_prefect()
+    file = str(Path(config_file).absolute())
+    result = rlhf(config=file, overrides=overrides, run_key=key, skip_if_registered=True)
+    if result["run_dir"] is None:
+        model = result["model"]
+        text = f"nothing to do: models:/{model['name']}/{model['version']} of run {result['run_key']} is the same"
+        return Outcome(result, text)
     return Outcome(result, describe(result), EXIT_CODES[result["status"]])
 
 
@@ -126,6 +163,12 @@ def _scores(result: dict[str, Any]) -> list[str]:
         before, after = (_score(suite[key]) for key in ("baseline_score_mean", "score_mean"))
         scores = after if suite["iteration"] == 0 else f"{before} -> {after}"
         lines.append(f"  {name}: {scores} on {suite['rows']} rows")
+        if len(components := suite.get("components", {})) > 1:
+            before = suite["baseline_components"]
+            lines += [f"    {part}: {_score(before[part])} -> {_score(value)}" for part, value in components.items()]
+        if "calibration_error" in suite:
+            margin, error = suite["margin_mean"], suite["calibration_error"]
+            lines.append(f"    mean margin {margin:.3f}, calibration error {error:.3f}")
     return lines
 
 

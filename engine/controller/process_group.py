@@ -1,17 +1,15 @@
 """torch.distributed for one group: rank 0 binds a free port itself and keeps it, so no port is guessed."""
 
-import socket
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
+from engine.backends.device import collective_backend, pick_device
 
-def open_store(timeout_s: float) -> tuple[dist.TCPStore, str, int]:
-    """Rank 0: a store listening on a port the system chose; returns it with the address others use."""
-    host = socket.gethostbyname(socket.gethostname())
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
-    return store, host, store.port
+
+def open_store(host: str, timeout_s: float) -> dist.TCPStore:
+    """Rank 0: a store listening at this address of its node, on a port the system chose (`store.port`)."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
 def join(store: dist.TCPStore | None, host: str, port: int, rank: int, world_size: int, timeout_s: float) -> None:
@@ -19,5 +17,6 @@ def join(store: dist.TCPStore | None, host: str, port: int, rank: int, world_siz
     limit = timedelta(seconds=timeout_s)
     if store is None:
         store = dist.TCPStore(host, port, is_master=False, timeout=limit)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+    dist.init_process_group(
+        collective_backend(pick_device()), store=store, rank=rank, world_size=world_size, timeout=limit
+    )

@@ -6,7 +6,7 @@ from engine.config import DataConfig
 from engine.data.gather import Row, Split
 from engine.data.report import line_problems
 from engine.data.rows import LineProblem
-from engine.data.templating import PromptEncoder, TemplateRefused
+from engine.data.templating import Ids, PromptEncoder, PromptRefused
 from engine.errors import Problem
 
 
@@ -18,10 +18,10 @@ def encode_rows(split: Split, encoder: PromptEncoder) -> None:
     for row in split.rows:
         try:
             rendered.append((row, encoder.render(row.content.prompt)))
-        except TemplateRefused as error:
+        except PromptRefused as error:
             split.reject(row, str(error))
     split.rows = []
-    for (row, text), ids in zip(rendered, encoder.encode([text for _, text in rendered]), strict=True):
+    for row, text, ids in _encoded(rendered, split, encoder):
         if len(ids) == len(encoder.prefix):
             split.reject(row, "the tokenizer has no token for any of the prompt's text")
             continue
@@ -30,10 +30,27 @@ def encode_rows(split: Split, encoder: PromptEncoder) -> None:
                 encoder.encode_completion(row.content.prompt, text, ids, completion)
                 for completion in row.content.completions
             )
-        except TemplateRefused as error:
+        except PromptRefused as error:
             split.reject(row, str(error))
         else:
             split.rows.append(replace(row, text=text, ids=ids, targets=targets))
+
+
+def _encoded(rendered: list[tuple[Row, str]], split: Split, encoder: PromptEncoder) -> list[tuple[Row, str, Ids]]:
+    """Rows with their text and ids; if the tokenizer refuses any of them, all are tried one by one."""
+    try:
+        ids = encoder.encode([text for _, text in rendered])
+    except PromptRefused:
+        return [found for row, text in rendered if (found := _encoded_alone(row, text, split, encoder))]
+    return [(row, text, own) for (row, text), own in zip(rendered, ids, strict=True)]
+
+
+def _encoded_alone(row: Row, text: str, split: Split, encoder: PromptEncoder) -> tuple[Row, str, Ids] | None:
+    try:
+        return row, text, encoder.encode([text])[0]
+    except PromptRefused as error:
+        split.reject(row, str(error))
+        return None
 
 
 def _all_plain(split: Split, encoder: PromptEncoder) -> bool:

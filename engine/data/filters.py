@@ -74,7 +74,7 @@ def hold_out(train: Split, fraction: float, seed: int) -> list[Row]:
             remedy = "fewer than 2, so no evaluation row can be held out; give data.eval or more rows"
             train.problems.append(Problem("data.eval", f"{len(first)} different prompts in {train.key}", remedy))
         return []
-    size = min(max(1, round(fraction * len(train.rows))), len(first) - 1)
+    size = min(max(1, round(fraction * len(first))), len(first) - 1)
     chosen = {key: first[key] for key in sorted(first, key=lambda key: _draw(seed, key))[:size]}
     for row in train.rows:
         if row.key in chosen and chosen[row.key] is not row:

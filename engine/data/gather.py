@@ -105,7 +105,8 @@ def _recognise(split: Split, origin: int, source: DataSource, rows: list[RawRow]
 
 
 def _option(source: DataSource, option: str) -> str | None:
-    return {"input_key": source.input_key, "label_key": source.label_key, "path": source.path}[option]
+    value: str | None = source.model_dump()[option]
+    return value
 
 
 def settle_bad_lines(split: Split, data: DataConfig) -> None:

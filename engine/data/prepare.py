@@ -59,36 +59,6 @@ class Prepared:
     suites: dict[str, list[Prompt]] = field(default_factory=dict)
 
 
-def prepare(
-    data: DataConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    *,
-    needs_answer: bool,
-    seed: int,
-    suites: Sequence[SuiteConfig] = (),
-) -> Prepared:
-    """Training, evaluation and suite prompts. Raises DataError with everything that is wrong, in all files."""
-    prepared, problems = examine(data, tokenizer, needs_answer=needs_answer, seed=seed, suites=suites)
-    raise_problems(problems)
-    return prepared
-
-
-def prepare_prompts(
-    sources: Sequence[DataSource],
-    data: DataConfig,
-    tokenizer: "PreTrainedTokenizerBase",
-    *,
-    needs_answer: bool,
-    split_name: str,
-) -> tuple[list[Prompt], DataReport]:
-    """Prompts of any sources under the limits of `data`; split_name: their configuration key, for messages."""
-    encoder = PromptEncoder(tokenizer, data.system_prompt)
-    split = load_split(sources, data, encoder, split_name, ANSWERED_PROMPTS if needs_answer else PROMPTS)
-    split.require_rows()
-    raise_problems(split.problems)
-    return _prompts(split.rows), split.report
-
-
 def examine(
     data: DataConfig,
     tokenizer: "PreTrainedTokenizerBase | None",
@@ -97,7 +67,7 @@ def examine(
     seed: int,
     suites: Sequence[SuiteConfig] = (),
 ) -> tuple[Prepared, list[Problem]]:
-    """As `prepare`, with the problems returned instead of raised; without a tokenizer, prompts have no ids."""
+    """Training, evaluation and suite prompts, and everything that is wrong, in all files; no tokenizer = no ids."""
     encoder = None if tokenizer is None else PromptEncoder(tokenizer, data.system_prompt)
     shape = ANSWERED_PROMPTS if needs_answer else PROMPTS
     train = load_split(data.train, data, encoder, "data.train", shape)

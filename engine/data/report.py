@@ -66,6 +66,7 @@ class DataReport:
     prompt_lengths: list[int] = field(default_factory=list)
     truncated: int = 0  # completions cut at the token limit
     without_labels: int = 0  # rows dropped because nothing of a completion was left below the token limit
+    identical: int = 0  # pairs dropped because both completions are the same below the token limit
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values, ready for json.dumps."""
@@ -77,6 +78,7 @@ class DataReport:
             "prompt_tokens": _quantiles(self.prompt_lengths),
             "truncated": self.truncated,
             "without_labels": self.without_labels,
+            "identical": self.identical,
         }
 
 
@@ -89,6 +91,9 @@ def merged(reports: Iterable[DataReport]) -> DataReport:
         total.duplicates += report.duplicates
         total.overlap += report.overlap
         total.prompt_lengths += report.prompt_lengths
+        total.truncated += report.truncated
+        total.without_labels += report.without_labels
+        total.identical += report.identical
     return total
 
 

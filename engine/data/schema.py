@@ -136,7 +136,6 @@ def lacks_preference(columns: Set[str], source: DataSource) -> dict[str, str]:
 PROMPTS = Shape(prompt_row, lacks_prompt)
 ANSWERED_PROMPTS = Shape(answered_prompt_row, lacks_prompt_or_answer)
 COMPLETIONS = Shape(completion_row, lacks_completion)
-PREFERENCES = Shape(preference_row, lacks_preference)
 
 
 # --- parts of a row --------------------------------------------------------------------------------------------------

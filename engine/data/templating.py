@@ -45,8 +45,9 @@ def load_tokenizer(folder: str, chat_template: str | None) -> "PreTrainedTokeniz
     return tokenizer
 
 
-class TemplateRefused(ValueError):
-    """The chat template raised on a conversation (an order of roles it does not allow, a missing value)."""
+class PromptRefused(ValueError):
+    """The chat template raised on a conversation (an order of roles it does not allow, a missing value), or the tokenizer
+    on a text (a character that its vocabulary lacks)."""
 
 
 class PromptEncoder:
@@ -69,7 +70,7 @@ class PromptEncoder:
         return self._apply(prompt, add_generation_prompt=True)
 
     def encode(self, texts: list[str]) -> list[Ids]:
-        """Ids of rendered texts, each beginning with the special prefix exactly once."""
+        """Ids of rendered texts, each beginning with the special prefix exactly once; PromptRefused if one has no ids."""
         if not texts:
             return []
         return [self._with_prefix(tuple(ids)) for ids in self._bare(texts)]
@@ -112,7 +113,7 @@ class PromptEncoder:
                 )
             )
         except jinja2.TemplateError as error:
-            raise TemplateRefused(f"the chat template refuses the conversation: {error}") from error
+            raise PromptRefused(f"the chat template refuses the conversation: {error}") from error
 
     def _whole(self, prompt: str | Conversation, text: str, completion: str) -> str:
         if isinstance(prompt, str):
@@ -122,7 +123,10 @@ class PromptEncoder:
 
     def _bare(self, texts: list[str]) -> list[list[int]]:
         # verbose=False: no warning about a model's context length, which the configured limit decides
-        return list(self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
+        try:
+            return list(self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
+        except Exception as error:  # the tokenizer library raises nothing more specific
+            raise PromptRefused(f"the tokenizer refuses the text: {error}") from error
 
     def _with_prefix(self, ids: Ids) -> Ids:
         size = len(self.prefix)

@@ -3,10 +3,11 @@
 from engine.algorithms.advantages import grpo
 from engine.batch import Batch
 from engine.config import GRPOConfig, RunConfig
-from engine.dataflows.denominators import denominators
-from engine.dataflows.experience import correct, describe
-from engine.dataflows.roles import Learned, Progress, Roles, with_mini_batches
-from engine.workers.policy import LEARNS_FROM, PolicyWorker
+from engine.controller.group import Pending
+from engine.dataflows.experience import measure
+from engine.dataflows.improvement import improve_policy
+from engine.dataflows.roles import Learned, Progress, Roles
+from engine.workers.policy import PolicyWorker
 from engine.workers.reference import ReferenceWorker
 from engine.workers.reward import RewardWorker
 from engine.workers.rollout import RolloutWorker
@@ -14,26 +15,22 @@ from engine.workers.rollout import RolloutWorker
 
 def make_experience(roles: Roles, prompts: Batch, config: RunConfig) -> Batch:
     """Rollout half of one iteration; the result is committed before anything learns from it."""
-    batch = roles.rollout.call(RolloutWorker.generate, prompts.repeat(config.rollout.samples_per_prompt))
+    batch = roles.rollout.submit(RolloutWorker.generate, prompts.repeat(config.rollout.samples_per_prompt))
+    return assess(roles, batch, roles.reward.submit(RewardWorker.score, batch))
+
+
+def assess(roles: Roles, batch: Pending, scores: Pending) -> Batch:
+    """The responses with their scores and what policy and reference think of them."""
     old = roles.policy.submit(PolicyWorker.compute_logprobs, batch)
-    scores = roles.reward.submit(RewardWorker.score, batch)
     if roles.reference is None:
-        return batch.merge(old, scores)
-    return batch.merge(old, scores, roles.reference.submit(ReferenceWorker.compute_logprobs, batch))
+        return batch.result().merge(old, scores)
+    return batch.result().merge(old, scores, roles.reference.submit(ReferenceWorker.compute_logprobs, batch))
 
 
 def learn(roles: Roles, batch: Batch, config: RunConfig, progress: Progress) -> Learned:
     """Training half: group-relative advantages on the controller, then one update call."""
     algorithm = config.algorithm
     assert isinstance(algorithm, GRPOConfig)
-    metrics = describe(batch)
-    batch, mismatch = correct(batch, config)
-    batch = batch.with_fields(
-        advantages=grpo(batch.scores, batch.group_ids, batch.response_mask, scale=algorithm.scale)
-    )
-    batch = with_mini_batches(batch, config, progress.iteration)
-    fields = LEARNS_FROM if roles.reference is None else (*LEARNS_FROM, "ref_logprobs")
-    policy = roles.policy.call(
-        PolicyWorker.update, batch.select(fields), denominators(batch, config, algorithm.aggregation)
-    )
-    return Learned(metrics | mismatch | policy, progress)
+    batch, metrics = measure(batch, config)
+    advantages = grpo(batch.scores, batch.group_ids, batch.response_mask, scale=algorithm.scale)
+    return improve_policy(roles, batch.with_fields(advantages=advantages), config, progress, metrics)

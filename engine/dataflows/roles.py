@@ -1,6 +1,6 @@
 """What a dataflow is given and what it gives back: the roles it may call, where the run stands, what was learned."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from engine.batch import Batch
 from engine.config import RunConfig
@@ -17,15 +17,25 @@ class Roles:
     rollout: WorkerGroup
     reward: WorkerGroup
     reference: WorkerGroup | None = None
-    critic: WorkerGroup = None  # type: ignore[assignment]  # present exactly where the algorithm trains one
+    # Present exactly where the algorithm uses them:
+    critic: WorkerGroup = None  # type: ignore[assignment]
+    cost: WorkerGroup = None  # type: ignore[assignment]
+    cost_critic: WorkerGroup = None  # type: ignore[assignment]
+
+    def groups(self) -> list[WorkerGroup]:
+        """All groups there are."""
+        present = (getattr(self, role.name) for role in fields(self))
+        return [group for group in present if group is not None]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the run stands: the iteration (from 1) and the controllers that live from one iteration to the next."""
+    """Where the run stands: the iteration (from 1), the controllers that live from one iteration to the next and, where the
+    algorithm also learns from supervised rows, those of this iteration with their `mini_batch`."""
 
     iteration: int
     controllers: dict[str, float] = field(default_factory=dict)
+    demonstrations: Batch | None = None
 
     def with_controller(self, name: str, value: float) -> "Progress":
         """The same place with one controller set."""

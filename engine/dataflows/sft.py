@@ -1,16 +1,20 @@
 """Supervised fine-tuning: makes the start checkpoint from prompt and completion rows."""
 
 from collections.abc import Callable, Sequence
-
-import torch
+from typing import Any
 
 from engine.batch import Batch
 from engine.config import SFTConfig
 from engine.controller.group import WorkerGroup
 from engine.data.completions import Example
+from engine.dataflows.offline_roles import OfflineRoles
+from engine.dataflows.ranking import likelihood_report
+from engine.dataflows.sequences import sequence_batch
 from engine.metrics import Metrics
+from engine.offlineconfig import OfflineConfig
 from engine.seeds import stream_rows
 from engine.workers.policy import PolicyWorker
+from engine.workers.preference import PreferenceWorker
 
 
 def fine_tune(
@@ -33,20 +37,20 @@ def fine_tune(
     return metrics
 
 
+def learn(roles: OfflineRoles, examples: Sequence[Example], config: OfflineConfig) -> Metrics:
+    """One optimiser step of a run on fixed rows."""
+    batch = as_batch(examples)
+    metrics: Metrics = roles.model.call(PreferenceWorker.update_sft, batch, float(batch.response_mask.sum()))
+    return metrics
+
+
+def measure(roles: OfflineRoles, examples: Sequence[Example], config: OfflineConfig) -> dict[str, Any]:
+    """Report on held-out rows: negative log-likelihood per completion token; score_mean is its negative."""
+    batch = as_batch(examples)
+    logprobs = roles.model.call(PreferenceWorker.score_completions, batch).logprobs
+    return likelihood_report(logprobs, batch.response_mask)
+
+
 def as_batch(examples: Sequence[Example]) -> Batch:
     """Prompt and completion as prompt and response, masks from the recorded lengths."""
-    lengths = torch.tensor([len(example.input_ids) for example in examples])
-    prompts = torch.tensor([example.prompt_length for example in examples])
-    input_ids = torch.zeros(len(examples), int(lengths.max()), dtype=torch.int64)
-    for row, example in enumerate(examples):
-        input_ids[row, : len(example.input_ids)] = torch.tensor(example.input_ids)
-    responses = lengths - prompts
-    return Batch(
-        {
-            "input_ids": input_ids,
-            "attention_mask": torch.arange(input_ids.shape[1]) < lengths[:, None],
-            "prompt_lengths": prompts,
-            "response_lengths": responses,
-            "response_mask": torch.arange(int(responses.max())) < responses[:, None],
-        }
-    )
+    return sequence_batch([example.input_ids for example in examples], [example.prompt_length for example in examples])

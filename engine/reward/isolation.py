@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -52,7 +52,7 @@ class IsolatedScorer:
         self._pool: pebble.ProcessPool | None = None
         self._lock = threading.Lock()
 
-    def score(self, samples: list[Sample]) -> list[Score]:
+    def score(self, samples: Iterable[Sample]) -> list[Score]:
         """One entry per sample, in order. Raises TransientError if the processes fail while samples are handed out."""
         pool = self._running_pool()
         try:

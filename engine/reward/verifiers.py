@@ -15,6 +15,7 @@ from engine.reward.rules import last_number
 from engine.reward.scorer import Sample
 
 Verifier = Callable[[Sample], object]
+_JSON_BLOCK = re.compile(r"```json[ \t]*\n(.*?)```", re.DOTALL)
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -44,6 +45,53 @@ def math_verifier() -> Verifier:
 def delimited(answer: str) -> str:
     """The answer in the form in which math-verify reads any expression."""
     return answer if "$" in answer or "\\boxed" in answer else f"\\boxed{{{answer}}}"
+
+
+def regex_verifier(pattern: str) -> Verifier:
+    """1 where the pattern is found anywhere in the response, else 0. Backtracking may take for ever: hence isolated."""
+    compiled = re.compile(pattern)
+
+    def score(sample: Sample) -> object:
+        return float(compiled.search(sample.response) is not None)
+
+    return score
+
+
+def json_schema_verifier(definition: dict[str, Any], fenced: bool) -> Verifier:
+    """1 where the response is JSON that the schema accepts, else 0.
+
+    fenced: in a response with a ```json block, the last such block counts. Only references within the schema are
+    followed. Patterns in a schema may backtrack for ever: hence isolated.
+    """
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    validator = validator_for(definition)(definition, registry=Registry())
+
+    def score(sample: Sample) -> object:
+        blocks = _JSON_BLOCK.findall(sample.response) if fenced else []
+        try:
+            value = json.loads(blocks[-1] if blocks else sample.response, parse_constant=_no_json)
+        except (ValueError, RecursionError):  # the second: thousands of opening brackets
+            return 0.0
+        return float(validator.is_valid(value))
+
+    return score
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def reading_verifier(pattern: str) -> Verifier:
+    """The number in the group of the pattern's last match in the response; None where there is none."""
+    compiled = re.compile(pattern)
+
+    def score(sample: Sample) -> object:
+        found = [match[1] for match in compiled.finditer(sample.response)]
+        return float(found[-1]) if found else None
+
+    return score
 
 
 def reasoning_gym_verifier(dataset: str) -> Verifier:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.backends.base import Loss, Trainer, TrainerSpec
 from engine.backends.device import pick_device
+from engine.backends.optimizer import same_kind
 from engine.backends.trainers import build_trainer
 from engine.backends.weights import load_folder, save_folder, weights_sha256
 from engine.batch import Batch, micro_batches, restore
@@ -18,8 +19,8 @@ from engine.config import OptimizerConfig
 from engine.controller.dispatch import ONE_TO_ALL, ONE_TO_FIRST, dispatch
 from engine.controller.worker import Worker, WorkerContext
 from engine.metrics import Metrics
-from engine.metrics import merge as merge_metrics
 from engine.seeds import derive
+from engine.writing import writing
 
 SEQUENCE = ("input_ids", "attention_mask", "prompt_lengths", "response_lengths", "response_mask")
 
@@ -37,6 +38,7 @@ class TrainedWorker(Worker):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
         self._trainer: Trainer | None = None
+        self._optimizer: OptimizerConfig | None = None
 
     @property
     def trainer(self) -> Trainer:
@@ -50,7 +52,8 @@ class TrainedWorker(Worker):
         """Take weights from a Hugging Face folder (init "random": from the run seed) and begin this schedule."""
         config = self.context.config
         model = config.model.model_copy(update={"init": init})
-        if self._trainer is None or init == "random":
+        if self._trainer is None or init == "random" or not self._fits(optimizer):
+            self._trainer = None  # its memory is free before the next one takes some
             self._trainer = build_trainer(
                 TrainerSpec(
                     head=self.head,
@@ -69,11 +72,24 @@ class TrainedWorker(Worker):
             self._trainer.load_weights(load_folder(Path(folder)))
             if optimizer is not None:
                 self._trainer.reset_optimizer(optimizer, total_steps)
+        self._optimizer = optimizer
+
+    def _fits(self, optimizer: OptimizerConfig | None) -> bool:
+        """Whether the present trainer can go on with this optimiser."""
+        before = self._optimizer
+        return before is optimizer is None or (
+            before is not None and optimizer is not None and same_kind(before, optimizer)
+        )
 
     @dispatch(ONE_TO_ALL)
     def load_optimizer(self, file: str) -> None:
         """Continue the schedule from a saved optimiser state."""
         self.trainer.load_optimizer_state(load_file(file))
+
+    @dispatch(ONE_TO_ALL)
+    def scale_rate(self, scale: float) -> None:
+        """Multiply the schedule's rates with this from now on, until the next `load`."""
+        self.trainer.scale_rate(scale)
 
     @dispatch(ONE_TO_FIRST)
     def save(self, folder: str, source: str, with_optimizer: bool) -> dict[str, Any]:
@@ -83,9 +99,11 @@ class TrainedWorker(Worker):
         if self.context.rank != 0:
             return {}
         target = Path(folder)
-        save_folder(weights, Path(source), target, head=self.head)
+        with writing(target):
+            save_folder(weights, Path(source), target, head=self.head)
         if with_optimizer:
-            save_file(state, optimizer_file(target))
+            with writing(optimizer_file(target)):
+                save_file(state, optimizer_file(target))
         return {"sha256": weights_sha256(weights), "steps": self.trainer.steps}
 
     def _score(self, batch: Batch, read: Callable[[Tensor, Batch], Tensor], shape: tuple[int, ...]) -> Tensor:
@@ -94,13 +112,16 @@ class TrainedWorker(Worker):
         outputs = self.trainer.score([part for _, part in parts], read)
         return restore([(rows, output) for (rows, _), output in zip(parts, outputs, strict=True)], shape)
 
-    def _learn(self, batch: Batch, loss: Callable[..., Loss], normalizers: Sequence[float]) -> Metrics:
-        """One optimiser step per mini-batch and epoch; normalizers: each mini-batch's loss denominator over ranks."""
-        train = self.context.config.train
+    def _learn(self, batch: Batch, loss: Callable[..., Loss], normalizers: Sequence[float]) -> list[Metrics]:
+        """One optimiser step per mini-batch and epoch, metrics of each; normalizers: each mini-batch's loss denominator
+        over ranks."""
         done = []
-        for _ in range(train.epochs):
+        for _ in range(self.context.config.train.epochs):
             for number, normalizer in enumerate(normalizers):
-                rows = torch.nonzero(batch.mini_batch == number).flatten()
-                parts = [part for _, part in micro_batches(batch.index(rows), train.micro_batch_tokens)]
-                done.append(self.trainer.step(parts, partial(loss, normalizer=normalizer)))
-        return merge_metrics(done)
+                done.append(self.trainer.step(self._parts(batch, number), partial(loss, normalizer=normalizer)))
+        return done
+
+    def _parts(self, batch: Batch, number: int) -> list[Batch]:
+        """Micro-batches of the rows that an optimiser step learns from."""
+        rows = torch.nonzero(batch.mini_batch == number).flatten()
+        return [part for _, part in micro_batches(batch.index(rows), self.context.config.train.micro_batch_tokens)]

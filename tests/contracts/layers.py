@@ -27,12 +27,19 @@ ENGINES = ("vllm", "deepspeed")
 HEAVY = ("torch", "ray", *ENGINES)
 PLAIN = ("ray", *ENGINES, *ORCHESTRATION)  # what most of the engine must not import
 
-VALUES = engine("batch", "config", "errors", "metrics", "seeds")
-RAY_FILES = engine("controller.ray_group", "controller.pool")
+VALUES = engine("batch", "config", "errors", "metrics", "offlineconfig", "seeds")
+OFFLINE = engine("offlineconfig", "offline_checks", "offline_loading", "offline_preflight")  # runs on fixed rows
+RAY_FILES = engine("controller.ray_group", "controller.pool", "controller.promise")
 BACKENDS = ("torch_train", "deepspeed_train", "fsdp_train", "vllm_rollout", "hf_rollout")
 ANY_BACKEND = engine(*(f"backends.{name}" for name in BACKENDS))
 STAND_ALONE = ("flows",)  # modules of these layers do not import their neighbours
-STEPS = ("tasks.rollout", "tasks.train", "tasks.evaluate", "tasks.registry")  # called by flows, never by other tasks
+STEPS = (
+    "tasks.rollout",
+    "tasks.train",
+    "tasks.evaluate",
+    "tasks.registry",
+    "tasks.offline_steps",
+)  # called by flows, never by other tasks
 
 
 def backend(name: str) -> Layer:
@@ -42,9 +49,15 @@ def backend(name: str) -> Layer:
 
 
 LAYERS = {
-    "flows": Layer(ours=("tasks", "engine.config"), never=("mlflow", *HEAVY)),
+    "flows": Layer(ours=("tasks", *engine("config", "offlineconfig")), never=("mlflow", *HEAVY)),
     "tasks": Layer(
-        ours=("tasks", *engine("session", "runs", "store", "loading", "config", "errors", "data", "gguf")),
+        ours=(
+            "tasks",
+            *engine("session", "runs", "store", "preflight", "loading", "config", "errors", "data", "gguf"),
+            *engine("leftovers", "outlook", "remote", "remote_store", "repair", "retention", "roots"),
+            *OFFLINE,
+            "engine.offline_session",
+        ),
         never=(*STEPS, "ray", *ENGINES),
     ),
     "deployments": Layer(ours=("flows", "tasks", *engine("config", "errors")), never=HEAVY),
@@ -54,24 +67,80 @@ LAYERS = {
     "engine.display": Layer(ours=VALUES, never=(*HEAVY, *ORCHESTRATION)),
     # From a file to a checked configuration: importable without torch.
     "engine.preflight": Layer(
-        ours=engine("checks", "config", "data", "errors", "loading"), never=(*HEAVY, *ORCHESTRATION)
+        ours=engine(
+            "architecture",
+            "capacity",
+            "checks",
+            "config",
+            "data",
+            "errors",
+            "loading",
+            "remote",
+            "roots",
+            "sizing",
+            "trainchecks",
+        ),
+        never=(*HEAVY, *ORCHESTRATION),
     ),
+    "engine.capacity": Layer(ours=engine("architecture", "config", "errors", "roots", "sizing"), only=()),
+    "engine.sizing": Layer(ours=engine("architecture", "config"), only=()),
+    "engine.architecture": Layer(ours=("engine.errors",), only=()),
+    "engine.offline_preflight": Layer(
+        ours=(*engine("architecture", "data", "errors", "loading", "remote", "trainchecks"), *OFFLINE),
+        never=(*HEAVY, *ORCHESTRATION),
+    ),
+    "engine.offline_loading": Layer(
+        ours=engine("loading", "offline_checks", "offlineconfig"), never=(*HEAVY, *ORCHESTRATION)
+    ),
+    "engine.offline_checks": Layer(ours=engine("commonchecks", "errors", "offlineconfig", "trainchecks"), only=()),
+    "engine.commonchecks": Layer(ours=engine("errors", "offlineconfig", "roots"), only=()),
     "engine.loading": Layer(
-        ours=engine("checks", "config", "data.sources", "errors", "explain", "yamlfile"), never=(*HEAVY, *ORCHESTRATION)
+        ours=engine("checks", "config", "data.sources", "errors", "explain", "roots", "trainconfig", "yamlfile"),
+        never=(*HEAVY, *ORCHESTRATION),
     ),
     "engine.checks": Layer(
-        ours=engine("config", "errors", "graph", "planner", "reward.checks"), never=(*HEAVY, *ORCHESTRATION)
+        ours=engine(
+            "algorithmchecks",
+            "commonchecks",
+            "config",
+            "controller.layout",
+            "errors",
+            "graph",
+            "placement_checks",
+            "planner",
+            "reward.checks",
+            "trainchecks",
+        ),
+        never=(*HEAVY, *ORCHESTRATION),
     ),
-    "engine.explain": Layer(ours=engine("config", "errors", "yamlfile"), only=("pydantic", "pydantic_core")),
+    "engine.placement_checks": Layer(
+        ours=engine("config", "controller.layout", "errors", "graph"), never=(*HEAVY, *ORCHESTRATION)
+    ),
+    "engine.algorithmchecks": Layer(ours=engine("config", "errors"), only=()),
+    "engine.trainchecks": Layer(ours=engine("config", "controller.layout", "errors"), only=()),
+    "engine.explain": Layer(
+        ours=engine("config", "errors", "trainconfig", "yamlfile"), only=("pydantic", "pydantic_core")
+    ),
     "engine.yamlfile": Layer(ours=("engine.errors",), only=("yaml",)),
-    "engine.environment": Layer(ours=engine("config", "errors"), only=()),
+    "engine.environment": Layer(ours=engine("config", "errors", "offlineconfig"), only=()),
     # The session and what it is made of.
     "engine.session": Layer(ours=("engine",), never=("engine.cli", *ANY_BACKEND, *PLAIN)),
+    "engine.offline_session": Layer(ours=("engine",), never=("engine.cli", *ANY_BACKEND, *PLAIN)),
+    "engine.offline_placement": Layer(
+        ours=(*VALUES, *engine("runs", "placed", "controller", "dataflows", "workers")), never=PLAIN
+    ),
+    "engine.placed": Layer(ours=(), only=()),
     "engine.placement": Layer(
-        ours=(*VALUES, *engine("runs", "graph", "planner", "controller", "dataflows", "workers")), never=PLAIN
+        ours=(*VALUES, *engine("runs", "graph", "placed", "planner", "controller", "dataflows", "workers")), never=PLAIN
+    ),
+    "engine.handover": Layer(
+        ours=(*VALUES, *engine("backends", "controller", "dataflows", "workers")), never=(*ANY_BACKEND, *PLAIN)
     ),
     "engine.evaluation": Layer(ours=(*VALUES, *engine("data", "dataflows", "experience", "workers")), never=PLAIN),
-    "engine.experience": Layer(ours=(*VALUES, *engine("data", "store")), never=PLAIN),
+    "engine.device_memory": Layer(ours=engine("config", "errors"), only=()),
+    "engine.guards": Layer(ours=engine("config", "errors", "metrics"), only=()),
+    "engine.experience": Layer(ours=(*VALUES, *engine("data", "store", "unscored", "writing")), never=PLAIN),
+    "engine.unscored": Layer(ours=engine("batch", "errors", "writing"), never=PLAIN),
     # What runs, from the loop down to the libraries.
     "engine.dataflows": Layer(
         ours=(*VALUES, *engine("algorithms", "controller", "workers", "data.completions")), never=(*RAY_FILES, *PLAIN)
@@ -79,46 +148,97 @@ LAYERS = {
     "engine.workers": Layer(
         ours=(
             *VALUES,
-            *engine("algorithms", "backends", "controller.dispatch", "controller.worker", "data.templating", "reward"),
+            *engine(
+                "algorithms",
+                "backends",
+                "controller.dispatch",
+                "controller.layout",
+                "controller.mesh",
+                "controller.stream",
+                "controller.worker",
+                "data.templating",
+                "reward",
+                "writing",
+            ),
         ),
         never=(*ANY_BACKEND, *PLAIN),
     ),
-    "engine.backends": Layer(ours=VALUES, never=(*ANY_BACKEND, *PLAIN)),
+    "engine.backends": Layer(ours=(*VALUES, "engine.trainchecks"), never=(*ANY_BACKEND, *PLAIN)),
+    "engine.backends.exchange": Layer(ours=(), only=()),
     **{f"engine.backends.{name}": backend(name) for name in BACKENDS},
+    "engine.backends.transfer_broadcast": backend("vllm_rollout"),  # the sender's end of vLLM's transfer
     "engine.backends.deepspeed_state": backend("deepspeed_train"),
     "engine.backends.trainers": Layer(ours=("engine.backends", *VALUES), never=PLAIN),  # name -> trainer
     "engine.backends.engines": Layer(ours=("engine.backends", *VALUES), never=PLAIN),  # name -> sampler
-    "engine.controller": Layer(ours=(*VALUES, "engine.graph"), never=("transformers", *PLAIN)),
+    "engine.controller": Layer(
+        ours=(*VALUES, *engine("backends.device", "graph", "utilisation")), never=("transformers", *PLAIN)
+    ),
+    # Plain data about ranks and processes: importable without torch.
+    "engine.controller.mesh": Layer(ours=("engine.errors",), only=()),
+    "engine.controller.layout": Layer(ours=engine("config", "errors", "graph"), only=()),
     "engine.controller.ray_group": Layer(
         ours=(*VALUES, "engine.graph", "engine.controller"), never=("transformers", *ENGINES, *ORCHESTRATION)
     ),
+    "engine.controller.promise": Layer(
+        ours=(*VALUES, "engine.controller"), never=("transformers", *ENGINES, *ORCHESTRATION)
+    ),
+    "engine.controller.watch": Layer(ours=(), only=("psutil",)),
     "engine.controller.pool": Layer(
         ours=(*VALUES, "engine.graph", "engine.controller"), never=("transformers", *ENGINES, *ORCHESTRATION)
     ),
     "engine.reward": Layer(ours=engine("config", "errors"), never=(*HEAVY, *ORCHESTRATION)),
-    "engine.data": Layer(ours=engine("config", "errors"), never=(*HEAVY, *ORCHESTRATION)),
+    "engine.data": Layer(ours=engine("config", "errors", "offlineconfig"), never=(*HEAVY, *ORCHESTRATION)),
+    "engine.resharding": Layer(ours=("engine.errors",), only=("torch",)),
     # Plain data about where and when things run: importable without torch.
+    "engine.resharding.layout": Layer(ours=("engine.errors",), only=()),
+    "engine.resharding.plan": Layer(ours=engine("errors", "resharding.layout"), only=()),
     "engine.planner": Layer(ours=engine("config", "errors", "graph"), never=("transformers", *HEAVY, *ORCHESTRATION)),
     "engine.graph": Layer(ours=engine("config", "errors"), never=("transformers", *HEAVY, *ORCHESTRATION)),
     # The run directory.
     "engine.retention": Layer(ours=engine("config", "errors", "store"), never=(*HEAVY, *ORCHESTRATION)),
-    "engine.runs": Layer(ours=engine("config", "errors", "store", "lease"), never=(*HEAVY, *ORCHESTRATION)),
+    "engine.runs": Layer(
+        ours=engine("config", "errors", "offlineconfig", "remote_store", "roots", "store"),
+        never=(*HEAVY, *ORCHESTRATION),
+    ),
+    "engine.outlook": Layer(ours=engine("offlineconfig", "store"), only=()),
+    "engine.repair": Layer(
+        ours=engine("errors", "remote_lease", "remote_store", "runs"), never=(*HEAVY, *ORCHESTRATION)
+    ),
+    "engine.leftovers": Layer(
+        ours=engine("backends.exchange", "errors", "lease", "roots"), never=(*HEAVY, *ORCHESTRATION)
+    ),
     "engine.store": Layer(ours=engine("config", "errors", "lease"), never=(*HEAVY, *ORCHESTRATION)),
-    "engine.lease": Layer(ours=("engine.errors",), only=("psutil", "fsspec")),
+    "engine.remote_store": Layer(
+        ours=engine("errors", "remote", "remote_lease", "roots", "store", "survey"), never=(*HEAVY, *ORCHESTRATION)
+    ),
+    "engine.survey": Layer(ours=engine("errors", "remote", "store"), only=()),
+    "engine.remote_lease": Layer(ours=engine("errors", "lease", "remote", "roots"), only=()),
+    "engine.remote": Layer(ours=engine("errors", "roots"), only=("fsspec",)),
+    "engine.roots": Layer(ours=("engine.errors",), only=()),
+    "engine.writing": Layer(ours=("engine.errors",), only=("safetensors",)),
+    "engine.lease": Layer(ours=("engine.errors",), only=("psutil",)),
     # Values and pure functions.
     "engine.gguf": Layer(ours=("engine.errors",), only=("torch", "transformers", "gguf")),
     "engine.algorithms": Layer(ours=("engine.errors",), only=("torch",)),
     "engine.batch": Layer(ours=("engine.errors",), only=("torch", "safetensors", "numpy")),
     "engine.seeds": Layer(ours=("engine.errors",), only=("torch",)),
+    "engine.utilisation": Layer(ours=engine("architecture", "metrics"), only=()),
     "engine.metrics": Layer(ours=("engine.errors",), only=()),
-    "engine.config": Layer(ours=("engine.errors",), only=("pydantic", "pydantic_core", "yaml")),
+    "engine.config": Layer(
+        ours=engine("algorithmconfig", "errors", "rewardconfig", "trainconfig"),
+        only=("pydantic", "pydantic_core", "yaml"),
+    ),
+    "engine.offlineconfig": Layer(ours=engine("config", "trainconfig"), only=("pydantic",)),
+    "engine.algorithmconfig": Layer(ours=("engine.trainconfig",), only=("pydantic",)),
+    "engine.rewardconfig": Layer(ours=("engine.trainconfig",), only=("pydantic",)),
+    "engine.trainconfig": Layer(ours=(), only=("pydantic", "pydantic_core")),
     "engine.errors": Layer(ours=(), only=()),
 }
 
 # A heavy library has one home. Everything else reaches it through that file.
 HOMES = {
     "ray": RAY_FILES,
-    "vllm": engine("backends.vllm_rollout"),
+    "vllm": engine("backends.vllm_rollout", "backends.transfer_broadcast"),
     "deepspeed": engine("backends.deepspeed_train", "backends.deepspeed_state"),
     "mlflow": ("tasks", "deployments", "engine.commands"),
     "prefect": ("flows", "tasks", "deployments", "engine.commands"),

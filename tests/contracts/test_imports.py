@@ -106,7 +106,18 @@ def test_product_code_never_imports_tests_or_benchmarks():
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", ["engine.config", "engine.loading", "engine.checks", "engine.cli"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "engine.config",
+        "engine.loading",
+        "engine.checks",
+        "engine.cli",
+        "engine.preflight",
+        "engine.offline_preflight",
+        "engine.resharding.plan",
+    ],
+)
 def test_importing_a_light_module_loads_no_heavy_library(module: str):
     heavy = HEAVY + ORCHESTRATION
     program = (

@@ -27,7 +27,7 @@ DOCUMENT = re.compile(r"\b(design|facts|cases|style|planner|algorithms)\.md\b")
 def texts() -> dict[str, str]:
     """Content of every text file of the repository but this one, which has to name what it forbids."""
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
-    paths += [path for path in ROOT.iterdir() if path.name != "LICENSE"]
+    paths += [path for path in ROOT.iterdir() if path.name not in ("LICENSE", ".git")]  # .git: a file in a worktree
     wanted = [path for path in paths if path.is_file() and path.suffix not in NOT_TEXT and path != Path(__file__)]
     return {relative(path): path.read_text(encoding="utf-8") for path in wanted if "__pycache__" not in path.parts}
 

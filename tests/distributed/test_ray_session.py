@@ -3,50 +3,29 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from engine.controller.ray_group import RUN_TAG
-from engine.errors import TransientError
+from engine.errors import ConfigError, TransientError
+from engine.metrics import OF_THE_MACHINE
 from engine.session import Session
 from engine.store import StepRef
+from tests.helpers.clusters import processes_of
 from tests.helpers.runs import tiny_run
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def sessions() -> Iterator[list[Session]]:
-    """Sessions to be closed at the end, whatever happened."""
-    opened: list[Session] = []
-    yield opened
-    for session in opened:
-        session.close()
 
 
 def one_iteration(session: Session, data: StepRef) -> StepRef:
     return session.train(1, session.rollout(1, session.start(data)))
 
 
-def processes_of(run_key: str) -> list[psutil.Process]:
-    """Living processes that carry this run's tag."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(RUN_TAG) == run_key and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
 def numbers(session: Session, step: StepRef) -> dict[str, Any]:
     metrics = session.run.store.manifest(step).metrics
-    return {name: value for name, value in metrics.items() if not name.startswith("time/")}
+    return {name: value for name, value in metrics.items() if not name.startswith(OF_THE_MACHINE)}
 
 
 def test_ray_gives_what_the_in_process_group_gives_and_leaves_no_process(
@@ -87,12 +66,39 @@ def test_a_killed_process_is_named_and_the_next_attempt_continues_from_the_commi
     for process in processes_of("killed"):
         os.kill(process.pid, signal.SIGKILL)
     time.sleep(0.5)
-    with pytest.raises(TransientError, match="policy") as caught:
+    with pytest.raises(TransientError, match=r"(was ended by SIGKILL|ended) during") as caught:
         session.train(1, experience)
-    assert caught.value.where["role"] == "policy"
+    assert caught.value.where["role"] in ("policy", "policy+reward", "rollout")  # both are gone
+    assert caught.value.where["rank"] == 0
+    assert caught.value.where["memory at death"].endswith(" GiB")
     step = session.train(1, experience)
     assert session.rollout(1, start) == experience
     assert run.store.manifest(step).parent == experience.manifest_sha256
+
+
+def test_a_stopped_process_is_noticed_named_and_replaced(tmp_path: Path, sessions: list[Session]) -> None:
+    run, data = tiny_run(tmp_path, "stopped", placement={"mode": "colocate"})
+    sessions.append(session := Session(run))
+    experience = session.rollout(1, session.start(data))
+    for process in processes_of("stopped"):
+        os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(TransientError, match="was stopped"):
+        session.train(1, experience)
+    assert processes_of("stopped") == []
+    assert session.train(1, experience).path == "iterations/00001/train"
+
+
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_part_of_ray_that_dies_is_named_and_the_cluster_built_again(
+    tmp_path: Path, sessions: list[Session], name: str
+) -> None:
+    run, data = tiny_run(tmp_path, f"no-{name}", placement={"mode": "colocate"})
+    sessions.append(session := Session(run))
+    experience = session.rollout(1, session.start(data))
+    next(child for child in psutil.Process().children() if child.name() == name).kill()
+    with pytest.raises(TransientError, match=rf"{name}\) was ended by SIGKILL"):
+        session.train(1, experience)
+    assert session.train(1, experience).path == "iterations/00001/train"
 
 
 def test_a_placement_that_cannot_be_met_says_what_was_asked_and_what_is_there(
@@ -100,5 +106,5 @@ def test_a_placement_that_cannot_be_met_says_what_was_asked_and_what_is_there(
 ) -> None:
     run, data = tiny_run(tmp_path, "huge", placement={"mode": "colocate", "ranks": 64, "timeout_s": 2.0})
     sessions.append(session := Session(run))
-    with pytest.raises(TransientError, match=r"asked for 64 x .* the cluster has \{'CPU'"):
+    with pytest.raises(ConfigError, match=r"asked for 64 x .* the cluster has \{'CPU'"):
         session.start(data)

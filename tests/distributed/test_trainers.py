@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from engine.config import OptimizerConfig
 from engine.errors import DivergedError
 from tests.helpers.processes import Ranks
 from tests.helpers.reference_training import Reference, train_in_one_go
+from tests.helpers.tensors import assert_equal, gap
 from tests.helpers.training import (
     TokenLoss,
     ValueLoss,
@@ -31,8 +32,9 @@ from tests.helpers.training import (
 
 STEPS = 5
 TORCH = {"backend": "torch"}
-BACKENDS = [TORCH, *({"backend": "deepspeed", "zero_stage": stage} for stage in range(4))]
-NAMES = ["torch", "zero0", "zero1", "zero2", "zero3"]
+FSDP = {"backend": "fsdp"}
+BACKENDS = [TORCH, FSDP, *({"backend": "deepspeed", "zero_stage": stage} for stage in range(4))]
+NAMES = ["torch", "fsdp", "zero0", "zero1", "zero2", "zero3"]
 # A large eps keeps AdamW from blowing up rounding of gradients that are almost zero.
 OPTIONS = {"lr": 1e-3, "schedule": "linear", "warmup_steps": 2, "eps": 1e-4}
 
@@ -119,18 +121,6 @@ def full_case(rank: int, world_size: int, source: str, options: dict[str, Any]) 
         "repeated_state": again.optimizer_state(),
         "scores": scores,
     }
-
-
-def gap(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
-    """Largest difference of two sets of tensors, relative to the largest value of the tensor."""
-    assert left.keys() == right.keys()
-    gaps = [(left[k].float() - right[k].float()).abs().max() / right[k].abs().max().clamp(min=1e-12) for k in left]
-    return float(max(gaps))
-
-
-def assert_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=NAMES)
@@ -227,7 +217,7 @@ def frozen_case(rank: int, world_size: int, source: str, backend: dict[str, Any]
 
 
 def test_a_frozen_model_scores_the_same_spread_or_whole(ranks: Ranks, source: Path) -> None:
-    spread, idle = ranks.run(frozen_case, str(source), BACKENDS[4])
+    spread, idle = ranks.run(frozen_case, str(source), BACKENDS[5])
     whole = build_trainer(trainer_spec(source, frozen=True)).score([step_batch(0)], response_logprobs)
     assert idle == []
     torch.testing.assert_close(torch.cat(spread), whole[0], rtol=1e-5, atol=1e-5)

@@ -1,99 +1,56 @@
 """A team's way: a Prefect server, a process worker, `prefect deploy --all`, and a run of the deployed pipeline."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import yaml
 from mlflow import MlflowClient
 
-from tests.helpers.prefect_server import background, team_server, wait_until
+from tests.helpers.command import ROOT
+from tests.helpers.prefect_server import wait_until
+from tests.helpers.team import QUICK, SECONDS_FOR_A_RUN, Team, record_of, signal_flow
 
-ROOT = Path(__file__).resolve().parents[2]
-SECONDS_FOR_A_RUN, SECONDS_FOR_A_HOOK = 420, 120
-FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-# What stays of the preset is every stage; the engines that take long to start have tests of their own.
-QUICK = ["placement.mode=local", "rollout.backend=hf", "train.backend=torch"]
+SECONDS_FOR_A_HOOK = 120
 
-pytestmark = pytest.mark.timeout(900)
-
-
-class Team:
-    """The commands of an operator."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.environment = environment
-        self.url = environment["PREFECT_API_URL"]
-
-    def prefect(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def post(self, path: str, **content: Any) -> Any:
-        reply = httpx.post(f"{self.url}/{path}", json=content, timeout=30)
-        reply.raise_for_status()
-        return reply.json()
-
-    def flow_run(self, deployment: str, parameters: dict[str, Any]) -> str:
-        """Id of a new run of a deployment."""
-        found = httpx.get(f"{self.url}/deployments/name/{deployment}", timeout=30).json()
-        return str(self.post(f"deployments/{found['id']}/create_flow_run", parameters=parameters)["id"])
-
-    def state(self, flow_run: str) -> str:
-        content = httpx.get(f"{self.url}/flow_runs/{flow_run}", timeout=30).json()
-        return str(content["state"]["type"])
-
-    def artifacts(self, key: str) -> list[dict[str, Any]]:
-        return [item for item in self.post("artifacts/filter") if item["key"] == key]
-
-
-@pytest.fixture(scope="module")
-def worker(team: Team, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A process worker somewhere else than in the checkout; gives the file with its output."""
-    folder = tmp_path_factory.mktemp("worker")
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "hybridflow"]
-    with background(command, team.environment, folder / "worker.log", cwd=folder):
-        yield folder / "worker.log"
-
-
-@pytest.fixture(scope="module")
-def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
-    home = tmp_path_factory.mktemp("prefect")
-    with team_server(home) as environment:
-        team = Team(environment | {"HF_HUB_OFFLINE": "1"})
-        team.prefect("work-pool", "create", "hybridflow", "--type", "process")
-        team.prefect("deploy", "--all")
-        yield team
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def test_the_deployments_are_what_the_file_says(team: Team):
     found = {item["name"]: item for item in team.post("deployments/filter")}
-    assert found.keys() == {"rlhf-nightly", "rlhf-on-demand", "evaluate-only"}
-    (nightly,) = found["rlhf-nightly"]["schedules"]
-    assert nightly["active"] is False and nightly["schedule"]["timezone"]
+    assert found.keys() == {
+        *("rlhf-nightly", "rlhf-on-demand", "evaluate-only", "sft", "reward-model"),
+        *("promote", "rollback", "maintenance"),
+    }
+    for name in ("rlhf-nightly", "maintenance"):
+        (schedule,) = found[name]["schedules"]
+        assert schedule["active"] is False and schedule["schedule"]["timezone"]
+    strategies = {name: (item["concurrency_options"] or {}).get("collision_strategy") for name, item in found.items()}
+    assert strategies["rlhf-nightly"] == strategies["maintenance"] == "CANCEL_NEW"
+    assert strategies["promote"] == strategies["rollback"] == "ENQUEUE" and strategies["rlhf-on-demand"] is None
+    assert found["rlhf-nightly"]["work_queue_name"] == "training" and found["promote"]["work_queue_name"] == "default"
     assert all(item["work_pool_name"] == "hybridflow" for item in found.values())
 
 
 def test_every_preset_that_a_deployment_names_is_there():
     for deployment in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]:
-        assert (ROOT / deployment["parameters"]["config"]).is_file()
+        if config := deployment.get("parameters", {}).get("config"):
+            assert (ROOT / config).is_file()
+
+
+def test_the_bootstrap_can_be_repeated_and_keeps_secrets_out_of_the_job_template(team: Team):
+    first = team.python("-m", "deployments.bootstrap", HYBRIDFLOW_SECRET_SCORER_TOKEN="tok-CANARY-123")
+    again = team.python("-m", "deployments.bootstrap")
+    assert first == again and "secret SCORER_TOKEN from block hybridflow-scorer-token" in again
+    template = json.dumps(team.get("work_pools/hybridflow")["base_job_template"])
+    assert "{{ prefect.blocks.secret.hybridflow-scorer-token }}" in template and "CANARY" not in template + first
+    assert team.get("work_pools/hybridflow/queues/training")["concurrency_limit"] == 1
+    assert len([item for item in team.post("automations/filter") if "fell silent" in item["name"]]) == 1
 
 
 def test_a_deployed_run_ends_with_a_registered_model(team: Team, worker: Path, tmp_path: Path):
     flow_run = team.flow_run("rlhf/rlhf-on-demand", {"root": str(tmp_path / "runs"), "overrides": QUICK})
-    wait_until(lambda: team.state(flow_run) in FINAL, SECONDS_FOR_A_RUN, "the flow run ends")
-    assert team.state(flow_run) == "COMPLETED", worker.read_text()[-5000:]
+    assert team.ended(flow_run) == "COMPLETED", worker.read_text()[-5000:]
     (report,) = (tmp_path / "runs").glob("*/report.json")
     result = json.loads(report.read_text())
     assert result["status"] == "completed" and result["iterations_done"] == 3
@@ -108,12 +65,11 @@ def test_a_killed_run_is_noted_by_the_worker_and_continued_by_a_retry(team: Team
     flow_run = team.flow_run("rlhf/rlhf-on-demand", parameters)
     wait_until(lambda: any((tmp_path / "runs").glob("*/iterations/00002/train")), SECONDS_FOR_A_RUN, "two iterations")
     (folder,) = (path.parent for path in (tmp_path / "runs").glob("*/run.json"))
-    os.kill(json.loads((folder / "run.json").read_text())["attempts"][-1]["pid"], signal.SIGKILL)
-    wait_until(lambda: team.state(flow_run) in FINAL, SECONDS_FOR_A_RUN, "the worker sees the end")
-    assert team.state(flow_run) == "CRASHED"
+    signal_flow(folder)
+    assert team.ended(flow_run) == "CRASHED"
     wait_until(lambda: bool(team.artifacts(f"{folder.name}-failure")), SECONDS_FOR_A_HOOK, "the hook's artifact")
     assert f"hybridflow resume {folder.name}" in team.artifacts(f"{folder.name}-failure")[0]["data"]
-    assert json.loads((folder / "run.json").read_text())["attempts"][-1]["status"] == "failed"
+    assert record_of(folder)["attempts"][-1]["status"] == "failed"
 
     team.prefect("flow-run", "retry", flow_run)
     wait_until(lambda: (folder / "report.json").is_file(), SECONDS_FOR_A_RUN, "the retry ends")

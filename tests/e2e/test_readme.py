@@ -2,12 +2,14 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.command import ROOT, hybridflow
+from tests.helpers.command import ROOT, environment, hybridflow
 
 pytestmark = pytest.mark.timeout(900)
 README = (ROOT / "README.md").read_text()
@@ -37,6 +39,37 @@ def test_the_readme_names_every_make_target_that_exists() -> None:
 @pytest.mark.parametrize("command", [c for c in commands(PROGRAM) if " rollback " not in c and "SOURCE" not in c])
 def test_a_command_of_the_readme_works(command: str, smoke_result: dict[str, Any], smoke_folder: Path) -> None:
     assert hybridflow(*arguments(command), cwd=smoke_folder).strip()
+
+
+def block(language: str, word: str) -> str:
+    """The README's one code block of this language that contains the word."""
+    (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL) if word in text]
+    return str(found)
+
+
+def test_the_python_of_the_readme_answers_without_a_network(smoke_result: dict[str, Any], smoke_folder: Path) -> None:
+    code = block("python", "mlflow").replace("quickstart", "smoke")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=smoke_folder,
+        timeout=300,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() and "12+34=" not in done.stdout
+
+
+def test_the_run_of_ones_own_passes_the_dry_run(tmp_path: Path) -> None:
+    row, options = block("json", '"prompt"'), block("yaml", "name: mine")
+    rows = [row.replace("12+34", f"1{n}+34").replace('"46"', f'"{44 + n}"') for n in range(10)]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    file = tmp_path / "mine.yaml"
+    file.write_text(options.replace("../deployments", f"{ROOT}/deployments"))
+    assert "iterations" in hybridflow("run", str(file), "--dry-run", cwd=tmp_path)
+    assert "10" in hybridflow("data", "check", str(tmp_path / "rows.jsonl"), cwd=tmp_path)
 
 
 def test_rollback_without_a_previous_champion_says_so(smoke_result: dict[str, Any], smoke_folder: Path) -> None:

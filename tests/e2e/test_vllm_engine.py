@@ -65,6 +65,12 @@ def narrow_engine(tmp_path_factory) -> Iterator:
     other.close()
 
 
+def test_a_model_that_the_engine_cannot_run_is_found_when_it_is_built(tmp_path):
+    folder = tiny_folder(tmp_path / "odd", head_dim=20)
+    with pytest.raises(RuntimeError, match="head_dim=20"):
+        build_engine(rollout_spec(folder), "vllm")
+
+
 def sample(engine, prompts, seeds, temperature=1.0, max_tokens=24):
     return engine.generate(prompts, seeds, temperature=temperature, max_tokens=max_tokens)
 
@@ -91,6 +97,20 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_response(en
     assert once == sample(engine, prompts, [7, 8, 9, 10])
     assert len({one.token_ids for one in once}) == 4
     assert once != sample(engine, prompts, [11, 12, 13, 14])
+
+
+def test_a_response_is_told_as_soon_as_it_has_ended(engine):
+    told = []
+    responses = engine.generate(
+        PROMPTS * 8,
+        list(range(8 * len(PROMPTS))),
+        temperature=1.0,
+        max_tokens=24,
+        finished=lambda row, one: told.append((row, one)),
+    )
+    assert [one for _, one in sorted(told)] == responses
+    lengths = [len(one.token_ids) for _, one in told]
+    assert lengths == sorted(lengths) and len(set(lengths)) > 1, "all began together, so the shorter ended first"
 
 
 @pytest.fixture
@@ -315,6 +335,16 @@ def test_engines_leave_the_process_as_it_was(engine, tmp_path):
     other.close()
     assert torch.distributed.get_world_size() == 1
     assert sample(engine, PROMPTS, range(5)) == before
+
+
+def test_an_engine_starts_in_a_process_that_has_imported_flask(tmp_path):
+    """MLflow's server parts and functions of a user do; vLLM looks into all modules, and flask's proxies raise."""
+    import flask
+
+    assert sys.modules["flask"] is flask
+    other = build_engine(rollout_spec(tiny_folder(tmp_path)), "vllm")
+    other.close()
+    assert sys.modules["flask"] is flask
 
 
 def test_settings_that_vllm_cannot_run_are_configuration_errors(tmp_path):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from engine.backends.device import free_gpu_bytes
 from engine.backends.engines import build_engine
 from engine.backends.weight_sync import (
     LOGPROB_BOUNDS,
@@ -15,7 +16,7 @@ from engine.backends.weight_sync import (
     retract,
     verify_served,
 )
-from engine.errors import DivergedError
+from engine.errors import ConfigError, DivergedError
 from tests.helpers.engines import rollout_spec
 from tests.helpers.tiny import BOS, VOCAB_SIZE, named_weights, tiny_folder, tiny_model
 
@@ -36,6 +37,7 @@ def model_on_gpu(seed: int):
 
 
 def load(engine, model, version: int) -> None:
+    engine.wake()
     handle = publish(named_weights(model), exchange_folder("gpu-test"), version)
     engine.load_weights(receive(handle), version=version)
     retract(handle)
@@ -78,3 +80,25 @@ def test_the_same_seeds_give_the_same_samples(engine):
     once = engine.generate(PROMPTS, [1, 2, 3], temperature=1.0, max_tokens=24)
     assert once == engine.generate(PROMPTS, [1, 2, 3], temperature=1.0, max_tokens=24)
     assert once != engine.generate(PROMPTS, [4, 5, 6], temperature=1.0, max_tokens=24)
+
+
+def test_an_engine_that_shares_its_gpu_sleeps_and_serves_new_weights_after_waking(tmp_path):
+    spec = rollout_spec(tiny_folder(tmp_path / "model"), dtype="bfloat16", shares_gpu=True)
+    engine = build_engine(spec, "vllm")
+    try:
+        asleep = free_gpu_bytes()
+        probes = probe_sequences(VOCAB_SIZE, seed=7)
+        for version in (1, 2):
+            model = model_on_gpu(version)
+            load(engine, model, version)
+            assert free_gpu_bytes() < asleep - 2**30
+            versions = {"served_version": version, "trained_version": version}
+            verify_served(engine.score(probes), scores_of(model, probes), bound=BOUND, **versions)
+            assert engine.sleep() and not engine.sleep()
+            assert free_gpu_bytes() > asleep - 2**28
+        held = torch.empty(int(free_gpu_bytes() * 0.9), dtype=torch.uint8, device="cuda")
+        with pytest.raises(ConfigError, match="gpu_memory_utilization"):
+            engine.wake()
+        del held
+    finally:
+        engine.close()

@@ -1,4 +1,4 @@
-"""The same training on a CUDA device: plain torch and DeepSpeed ZeRO 0 to 3 against the reference on the CPU."""
+"""The same training on a CUDA device: plain torch, FSDP and DeepSpeed ZeRO 0 to 3 against the reference on the CPU."""
 
 import dataclasses
 from pathlib import Path
@@ -11,12 +11,16 @@ from engine.backends.trainers import build_trainer
 from tests.helpers.reference_training import train_in_one_go
 from tests.helpers.training import TokenLoss, model_folder, random_batch, tokens_of, trainer_spec
 
-BACKENDS = [{"backend": "torch"}, *({"backend": "deepspeed", "zero_stage": stage} for stage in range(4))]
+BACKENDS = [
+    {"backend": "torch"},
+    {"backend": "fsdp"},
+    *({"backend": "deepspeed", "zero_stage": stage} for stage in range(4)),
+]
 OPTIONS = {"eps": 1e-4, "schedule": "linear"}
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 3e-2)])
-@pytest.mark.parametrize("backend", BACKENDS, ids=["torch", "zero0", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("backend", BACKENDS, ids=["torch", "fsdp", "zero0", "zero1", "zero2", "zero3"])
 def test_losses_and_norms_equal_the_cpu_reference(
     backend: dict[str, Any], dtype: str, bound: float, tmp_path: Path
 ) -> None:

@@ -19,7 +19,6 @@ def rollout_spec(source: Path, **options: Any) -> RolloutSpec:
         "dtype": "float32",
         "max_prompt_tokens": 200,
         "max_response_tokens": 32,
-        "temperature": 1.0,
         "top_p": 1.0,
         "top_k": 0,
         "stop": (),
@@ -27,6 +26,7 @@ def rollout_spec(source: Path, **options: Any) -> RolloutSpec:
         "gpu_memory_utilization": 0.3,
         "max_batched_tokens": None,
         "tensor_parallel": 1,
+        "shares_gpu": False,
         "max_batch": 128,
     }
     return RolloutSpec(source=source, **{**defaults, **options})

@@ -3,28 +3,21 @@
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaForCausalLM
 
+from tests.helpers.tiny import tiny_config
 from tests.helpers.tokenizers import TURNS, char_tokenizer
 
 
 def save_model(folder: Path, *, template: str | None = TURNS, tied: bool = True, seed: int = 0) -> Path:
     """The folder, now holding a model of hidden size 64 that any loader of Hugging Face folders takes."""
     tokenizer = char_tokenizer(template=template)
-    config = LlamaConfig(
-        architectures=["LlamaForCausalLM"],
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=256,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=tied,
+    config = tiny_config(tied=tied)
+    config.vocab_size = len(tokenizer)
+    config.pad_token_id, config.bos_token_id, config.eos_token_id = (
+        tokenizer.pad_token_id,
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Worker processes that stay up between tests, because each of them spends seconds importing torch and deepspeed."""
+"""Worker processes that stay up between tests and share the seconds that importing torch and transformers takes."""
 
 import multiprocessing
 import pickle
@@ -12,13 +12,18 @@ from typing import Any
 import pytest
 
 HANG_S = 240.0
+PRELOADED = ["engine.backends.modelling", "engine.backends.tensor_parallel", "torch.distributed.fsdp"]
 
 
 class Ranks:
-    """`world_size` spawned processes in one gloo group; `run` calls a module-level function on all of them."""
+    """`world_size` processes in one gloo group; `run` calls a module-level function on all of them.
+
+    They are forked from one server without threads that has imported torch and transformers once for all of them.
+    """
 
     def __init__(self, world_size: int, rendezvous: Path) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._connections: list[Connection] = []
         self._processes = []
         for rank in range(world_size):
@@ -60,8 +65,6 @@ class _Failure:
 
 def _serve(connection: Connection, rank: int, world_size: int, rendezvous: str) -> None:
     import torch
-
-    import engine.backends.modelling  # noqa: F401 - loads transformers the quick way, before a test does
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group(

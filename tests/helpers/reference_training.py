@@ -10,6 +10,7 @@ from transformers import LlamaForCausalLM
 
 from engine.backends.base import TrainerSpec
 from engine.batch import Batch
+from engine.config import OptimizerConfig
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Reference:
 
 
 def train_in_one_go(source: Path, batches: list[Batch], spec: TrainerSpec) -> Reference:
-    """Token-mean likelihood by AdamW in float32: linear warm-up, linear decay, clipping of the global norm."""
+    """Token-mean likelihood in float32: linear warm-up, linear decay, clipping of the global norm."""
     assert spec.optimizer is not None and spec.optimizer.schedule == "linear"
     model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     parameters = dict(model.named_parameters())
@@ -48,7 +49,8 @@ def train_in_one_go(source: Path, batches: list[Batch], spec: TrainerSpec) -> Re
         with torch.no_grad():
             for name, parameter in parameters.items():
                 assert parameter.grad is not None
-                _adamw(parameter, parameter.grad * scale, first[name], second[name], step + 1, rate, spec)
+                update = UPDATES[spec.optimizer.optimizer]
+                update(parameter, parameter.grad * scale, first[name], second[name], step + 1, rate, spec)
         metrics.append(
             {
                 "policy/nll": float(losses.detach().mean()),
@@ -78,11 +80,51 @@ def _rate(step: int, spec: TrainerSpec) -> float:
 def _adamw(
     weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, count: int, rate: float, spec: TrainerSpec
 ) -> None:
-    """Loshchilov and Hutter 2019, algorithm 2."""
+    """Loshchilov and Hutter 2019, algorithm 2, the decoupled line."""
     assert spec.optimizer is not None
-    beta1, beta2 = spec.optimizer.betas
+    weight.sub_(rate * spec.optimizer.weight_decay * weight)
+    _adam_step(weight, gradient, first, second, count, rate, spec.optimizer)
+
+
+def _adam(
+    weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, count: int, rate: float, spec: TrainerSpec
+) -> None:
+    """Kingma and Ba 2015, algorithm 1, of the loss plus a quadratic penalty."""
+    assert spec.optimizer is not None
+    _adam_step(weight, gradient + spec.optimizer.weight_decay * weight, first, second, count, rate, spec.optimizer)
+
+
+def _adam_step(
+    weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, count: int, rate: float, options: OptimizerConfig
+) -> None:
+    beta1, beta2 = options.betas
     first.mul_(beta1).add_(gradient * (1 - beta1))
     second.mul_(beta2).add_(gradient**2 * (1 - beta2))
     mean, variance = first / (1 - beta1**count), second / (1 - beta2**count)
-    weight.sub_(rate * spec.optimizer.weight_decay * weight)
-    weight.sub_(rate * mean / (variance.sqrt() + spec.optimizer.eps))
+    weight.sub_(rate * mean / (variance.sqrt() + options.eps))
+
+
+def _rmsprop(
+    weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, count: int, rate: float, spec: TrainerSpec
+) -> None:
+    """Tieleman and Hinton 2012, with heavy-ball momentum."""
+    options = spec.optimizer
+    assert options is not None
+    gradient = gradient + options.weight_decay * weight
+    second.copy_(options.alpha * second + (1 - options.alpha) * gradient**2)
+    first.copy_(options.momentum * first + gradient / (second.sqrt() + options.eps))
+    weight.sub_(rate * first)
+
+
+def _sgd(
+    weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, count: int, rate: float, spec: TrainerSpec
+) -> None:
+    """Gradient descent with momentum, looking ahead with nesterov (Sutskever et al. 2013)."""
+    options = spec.optimizer
+    assert options is not None
+    gradient = gradient + options.weight_decay * weight
+    first.copy_(options.momentum * first + gradient)
+    weight.sub_(rate * (gradient + options.momentum * first if options.nesterov else first))
+
+
+UPDATES = {"adamw": _adamw, "adam": _adam, "rmsprop": _rmsprop, "sgd": _sgd}

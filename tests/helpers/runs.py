@@ -54,8 +54,13 @@ def tiny_run(root: Path, run_key: str = "run", **sections: Any) -> tuple[Run, St
     if not source.exists():
         tiny_folder(source)
     run = create_run(tiny_config(root, source, **sections), run_key, source, {"data": "fixed"})
+    return run, prepared(run)
+
+
+def prepared(run: Run) -> StepRef:
+    """The committed data of a tiny run, made if it is not there yet."""
     if done := run.store.committed("data"):
-        return run, done
+        return done
     with run.store.commit("data") as draft:
         prompts = [addition(index) for index in range(20)]
         save_prompts(prompts, draft.folder / "train.parquet")
@@ -64,4 +69,4 @@ def tiny_run(root: Path, run_key: str = "run", **sections: Any) -> tuple[Run, St
             Example((*prompt.input_ids, *encode(str(prompt.answer)), EOS), len(prompt.input_ids)) for prompt in prompts
         ]
         save_examples(examples, draft.folder / "sft.parquet")
-    return run, draft.ref
+    return draft.ref

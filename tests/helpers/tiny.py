@@ -12,7 +12,7 @@ CHARACTERS = [chr(code) for code in range(32, 127)]
 VOCAB_SIZE = 3 + len(CHARACTERS) + 2  # two merges besides the characters
 
 
-def tiny_folder(folder: Path, *, tied: bool = False) -> Path:
+def tiny_folder(folder: Path, *, tied: bool = False, **heads: int) -> Path:
     """A folder with config and tokenizer and no weights: hidden 64, 2 layers, head 32, 100 ids, 256 positions."""
     vocabulary = {"<pad>": PAD, "<s>": BOS, "</s>": EOS}
     for token in [*CHARACTERS, "he", "ll"]:
@@ -23,34 +23,33 @@ def tiny_folder(folder: Path, *, tied: bool = False) -> Path:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     ).save_pretrained(folder)
-    tiny_config(tied=tied).save_pretrained(folder)
+    tiny_config(tied=tied, **heads).save_pretrained(folder)
     return folder
 
 
-def tiny_config(*, tied: bool = False) -> LlamaConfig:
+def tiny_config(*, tied: bool = False, **heads: int) -> LlamaConfig:
     """Configuration of the tiny model; its head dimension is the least that vLLM's CPU attention takes."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, **heads}
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
         max_position_embeddings=256,
         pad_token_id=PAD,
         bos_token_id=BOS,
         eos_token_id=EOS,
         tie_word_embeddings=tied,
+        **heads,
     )
 
 
-def tiny_model(seed: int, *, tied: bool = False, scale: float = 8.0) -> LlamaForCausalLM:
+def tiny_model(seed: int, *, tied: bool = False, scale: float = 8.0, **heads: int) -> LlamaForCausalLM:
     """A random float32 model in evaluation mode; `scale` sharpens its distributions, which are all but flat at 1."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(tiny_config(tied=tied))
+        model = LlamaForCausalLM(tiny_config(tied=tied, **heads))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:

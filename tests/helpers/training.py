@@ -14,13 +14,20 @@ from engine.batch import Batch, response_ids, response_positions
 from engine.config import ModelConfig, OptimizerConfig, TrainConfig
 from tests.helpers.tiny import VOCAB_SIZE, named_weights, tiny_folder, tiny_model
 
+TRAIN = ("backend", "zero_stage", "gradient_checkpointing", "tensor_parallel", "offload_optimizer")
 
-def model_folder(folder: Path, *, tied: bool = False, seed: int = 0, **config: Any) -> Path:
-    """A complete folder of a random 2-layer Llama with dropout 0.1 in its config; `config` overrides entries of it."""
-    tiny_folder(folder, tied=tied)
+
+def model_folder(
+    folder: Path, *, tied: bool = False, seed: int = 0, heads: dict[str, int] | None = None, **config: Any
+) -> Path:
+    """A complete folder of a random 2-layer Llama with dropout 0.1 in its config; `config` overrides entries of it.
+
+    heads: other numbers and sizes of heads than the tiny model has.
+    """
+    tiny_folder(folder, tied=tied, **(heads or {}))
     text = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**text, "attention_dropout": 0.1, **config}))
-    weights = named_weights(tiny_model(seed, tied=tied, scale=4.0))
+    weights = named_weights(tiny_model(seed, tied=tied, scale=4.0, **(heads or {})))
     if tied:
         del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -30,13 +37,13 @@ def model_folder(folder: Path, *, tied: bool = False, seed: int = 0, **config: A
 def trainer_spec(source: Path, *, rank: int = 0, world_size: int = 1, head: str = "lm", **options: Any) -> TrainerSpec:
     """A spec on the CPU.
 
-    options: of ModelConfig (dtype, init), of TrainConfig (backend, zero_stage, gradient_checkpointing), total_steps,
-    seed, frozen, and of OptimizerConfig.
+    options: of ModelConfig (dtype, init, lora), of TrainConfig (TRAIN), total_steps, seed, frozen, and of OptimizerConfig.
     """
-    model = {key: options.pop(key) for key in ("dtype", "init") if key in options}
-    train = {key: options.pop(key) for key in ("backend", "zero_stage", "gradient_checkpointing") if key in options}
+    model = {key: options.pop(key) for key in ("dtype", "init", "lora") if key in options}
+    train = {key: options.pop(key) for key in TRAIN if key in options}
     total_steps, seed, frozen = options.pop("total_steps", 5), options.pop("seed", 3), options.pop("frozen", False)
-    defaults = {"lr": 1e-3, "betas": (0.9, 0.95), "max_grad_norm": 0.5, "weight_decay": 0.1}
+    adaptive = {"betas": (0.9, 0.95)} if options.get("optimizer", "adamw") in ("adamw", "adam") else {}
+    defaults = {"lr": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1, **adaptive}
     optimizer = OptimizerConfig(**{**defaults, **options})
     return TrainerSpec(
         head=head,

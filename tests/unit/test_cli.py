@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from engine.commands import arguments, running
-from engine.runs import begin_attempt, create_run, read_record
+from engine.commands.outcome import failure
+from engine.errors import StoreError
+from engine.runs import begin_attempt, create_run, end_attempt, open_run, read_record
 from tests.helpers import programs
 from tests.helpers.configs import config, write_config, write_rows
 from tests.helpers.tokenizers import char_tokenizer, save_tokenizer
@@ -102,7 +104,7 @@ class TestConfigurationErrors:
         for shown in (done.stderr, result["error"]["message"]):
             assert f"{tmp_path}/missing.jsonl" in shown
             assert "train.optimiser" in shown
-            assert "gpro" in shown and "grpo, ppo" in shown
+            assert "gpro" in shown and "ppo, grpo, dr_grpo" in shown
             assert "train.prompts_per_iteration = 64" in shown and "20 rows" in shown
             assert "model.chat_template" in shown and f"{tmp_path}/model" in shown
             assert "placement.mode = 'standalone'" in shown and f"{os.cpu_count()} CPUs" in shown
@@ -245,6 +247,36 @@ class TestRecords:
         assert "living" in table and "0/3" in table and f"process {os.getpid()}" in table and "(dead)" in table
         assert "attempt 1" in hybridflow("status", "living", "--root", str(root)).stdout
 
+    def test_status_tells_what_comes_next_and_why_a_run_broke_off(self, root: Path):
+        end_attempt(open_run(str(root), "dead"), "failed", "TransientError: the engine is gone\nand more")
+        done = hybridflow("status", "--root", str(root), "--json")
+        rows = {row["run_key"]: row for row in answer(done)["runs"]}
+        assert rows["living"]["next_step"] == "data" and rows["living"]["attempts_made"] == 1
+        assert rows["living"]["error"] is None and rows["dead"]["error"].startswith("TransientError")
+        table = hybridflow("status", "--root", str(root)).stdout
+        assert "    TransientError: the engine is gone\n" in table and "and more" not in table
+        assert (
+            "0 steps are reused (none); first step to run: data"
+            in hybridflow("status", "dead", "--root", str(root)).stdout
+        )
+
+    def test_watching_ends_when_nobody_works_on_a_run(self, root: Path):
+        (root / "living" / "OWNER").unlink()
+        done = hybridflow("status", "--root", str(root), "--watch", "0.2")
+        assert done.returncode == 0 and "living" in done.stdout and "living" not in done.stderr
+        assert hybridflow("status", "--watch", "nothing").returncode == 2
+
+    def test_watching_repeats_itself_until_it_is_interrupted(self, root: Path):
+        code = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"
+        process = programs.start(code, "status", "--root", str(root), "--watch", "0.2")
+        assert process.stderr is not None
+        headers = 0
+        while headers < 3:
+            headers += process.stderr.readline().startswith("run ")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=programs.HANG_S)
+        assert process.returncode == 0 and "living" in out
+
     def test_status_of_no_run(self, root: Path):
         done = hybridflow("status", "nope", "--root", str(root))
         assert done.returncode == 2 and "known: broken, dead, living" in done.stderr
@@ -306,3 +338,28 @@ def test_the_result_for_people_has_everything_that_matters():
         "  model: models:/sums/3 (champion)",
         "  folder: /runs/sums-1",
     ]
+
+
+def test_the_first_error_is_told_not_the_one_of_reporting_it(capsys: pytest.CaptureFixture[str]):
+    """On a full disk the orchestrator fails too, while it writes down why the run did."""
+    try:
+        try:
+            raise StoreError("model.safetensors could not be written.", remedy="Make room.")
+        except StoreError:
+            raise ConnectionError("500 Internal Server Error")  # noqa: B904 - as a library would
+    except ConnectionError as error:
+        outcome = failure(error, verbose=False)
+    assert outcome.exit_code == 5
+    assert outcome.content["error"]["type"] == "StoreError"
+    assert "Make room." in capsys.readouterr().err
+
+
+def test_a_cancellation_stays_one_whatever_it_interrupted():
+    try:
+        try:
+            raise StoreError("the disk is full")
+        except StoreError:
+            raise KeyboardInterrupt  # noqa: B904 - as the operator would
+    except KeyboardInterrupt as interrupt:
+        outcome = failure(interrupt, verbose=False)
+    assert (outcome.exit_code, outcome.content["status"]) == (130, "cancelled")

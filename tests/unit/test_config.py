@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engine.config import RunConfig, config_digest, save_config
+from engine.config import RunConfig, config_digest
 from tests.helpers.configs import config, content
 
 CONTENT = {"data/train": "1" * 64, "model": "2" * 64}
@@ -28,6 +28,7 @@ def digest(**changed: Any) -> str:
         {"algorithm": {"name": "ppo"}},
         {"algorithm": {"name": "grpo", "scale": "none"}},
         {"reward": [{"kind": "exact_match", "ignore_case": True}]},
+        {"reward": [{"kind": "exact_match", "weight": 2.0}]},
         {"sft": {"steps": 1}},
         {"model": {"init": "pretrained"}},
         {"data": {"max_prompt_tokens": 17}},
@@ -45,6 +46,7 @@ def test_the_digest_covers_what_changes_results(changed: dict[str, Any]):
         {"placement": {"mode": "split", "ranks": 4}},
         {"checkpoint": {"every": 5}},
         {"gate": {"min_score": 0.5}},
+        {"max_unscored_share": 0.5},
         {"registry": {"model": "m"}},
         {"model": {"source": "moved"}},
         {"data": {"train": [{"path": "moved.jsonl"}]}},
@@ -54,6 +56,30 @@ def test_the_digest_leaves_out_paths_and_parallelism(changed: dict[str, Any]):
     assert digest(**changed) == digest()
 
 
+SERVICE = {"kind": "http", "url": "http://scores"}
+PATIENT = {"url": "http://moved", "retries": 9, "backoff_s": 2, "timeout_s": 3, "concurrency": 2, "batch_size": 7}
+
+
+def test_a_service_may_move_and_be_waited_for_longer():
+    assert digest(reward=[SERVICE | PATIENT | {"token_env": "T"}]) == digest(reward=[SERVICE])
+    assert digest(reward=[SERVICE | {"weight": 2.0}]) != digest(reward=[SERVICE])
+
+
+def test_a_scorer_of_harm_may_move_as_one_of_the_reward_may():
+    safe = {"name": "safe_grpo", "cost_limit": 0.1}
+
+    def with_cost(**scorer: Any) -> str:
+        return digest(algorithm=safe, cost=[scorer])
+
+    assert with_cost(**SERVICE | PATIENT) == with_cost(**SERVICE) != with_cost(**SERVICE, weight=2.0)
+    assert with_cost(kind="model", source="one") == with_cost(kind="model", source="moved")
+
+
+def test_a_schema_counts_with_all_that_it_says_about_a_property_called_path():
+    one, other = ({"kind": "json_schema", "definition": {"properties": {"path": {"type": kind}}}} for kind in "ab")
+    assert digest(reward=[one]) != digest(reward=[other])
+
+
 def test_the_digest_covers_the_content_behind_the_paths():
     assert config_digest(config(), CONTENT) != config_digest(config(), CONTENT | {"data/train": "3" * 64})
 
@@ -61,12 +87,6 @@ def test_the_digest_covers_the_content_behind_the_paths():
 def test_the_digest_is_the_same_for_a_configuration_read_back():
     again = RunConfig.model_validate_json(config().model_dump_json())
     assert config_digest(again, CONTENT) == digest()
-
-
-def test_a_saved_configuration_is_read_back_equal(tmp_path):
-    before = config(algorithm={"name": "ppo", "kl_coef": 0.1}, sft={"steps": 2}, registry={"model": "m"})
-    save_config(before, tmp_path / "config.json")
-    assert RunConfig.model_validate_json((tmp_path / "config.json").read_text()) == before
 
 
 def sections(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -127,6 +147,15 @@ def test_a_name_must_do_as_a_folder(name: str):
         ({"kind": "reasoning_gym", "dataset": "chain_sum"}, False),
         ({"kind": "python", "function": "m:f"}, True),
         ({"kind": "python", "function": "m:f", "needs_answer": False}, False),
+        ({"kind": "choice"}, True),
+        ({"kind": "format"}, False),
+        ({"kind": "json_schema"}, False),
+        ({"kind": "length_penalty", "max_tokens": 2, "buffer_tokens": 1}, False),
+        ({"kind": "repetition_penalty"}, False),
+        ({"kind": "http", "url": "u"}, True),
+        ({"kind": "http", "url": "u", "needs_answer": False}, False),
+        ({"kind": "judge", "base_url": "u", "model": "m", "template": "{response} {answer}"}, True),
+        ({"kind": "judge", "base_url": "u", "model": "m", "template": "{response}"}, False),
     ],
 )
 def test_who_needs_answers(reward: dict[str, Any], needed: bool):
@@ -149,3 +178,11 @@ def test_who_needs_the_reference(algorithm: dict[str, Any], needed: bool):
 
 def test_samples_per_iteration_is_prompts_times_samples():
     assert config().samples_per_iteration == 8 * 4
+
+
+@pytest.mark.parametrize(
+    "changed", [{"iterations": True}, {"seed": False}, {"train": {"lr": True}}, {"max_unscored_share": True}]
+)
+def test_true_and_false_are_no_numbers(changed: dict[str, Any]):
+    with pytest.raises(ValidationError, match="true or false"):
+        config(**changed)

@@ -5,7 +5,16 @@ import pickle
 import pytest
 
 from engine import errors
-from engine.errors import ConfigError, DataError, HybridFlowError, Problem, ShapeError, StoreError, TransientError
+from engine.errors import (
+    ConfigError,
+    DataError,
+    DeviceMemoryError,
+    HybridFlowError,
+    Problem,
+    ShapeError,
+    StoreError,
+    TransientError,
+)
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, HybridFlowError)]
 CODES = {
@@ -13,6 +22,7 @@ CODES = {
     "DataError": 2,
     "DivergedError": 4,
     "TransientError": 5,
+    "DeviceMemoryError": 5,
     "StoreError": 5,
     "WorkerError": 5,
     "ShapeError": 5,
@@ -52,7 +62,7 @@ def test_exit_codes_are_the_published_ones():
 
 
 def test_only_what_may_pass_by_itself_is_retried():
-    assert [kind for kind in ALL if kind.retryable] == [TransientError]
+    assert {kind for kind in ALL if kind.retryable} == {TransientError, DeviceMemoryError}
 
 
 def test_a_shape_error_is_a_value_error_and_a_store_error_is_not():

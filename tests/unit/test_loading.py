@@ -1,7 +1,7 @@
 """YAML to configuration: one message with everything, files relative to what the user would expect."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -45,6 +45,31 @@ def test_a_number_may_be_written_in_every_usual_way(tmp_path: Path, text: str):
 @pytest.mark.parametrize("text", ["e4", "1e", "abc-1e-4", "1e-4x"])
 def test_what_only_looks_like_a_number_is_refused(tmp_path: Path, text: str):
     assert "train.lr" in problems_of(write_config(tmp_path), f"train.lr={text}")
+
+
+@pytest.mark.parametrize("text", ["1:30", "1:30.5", "-1:30"])
+def test_minutes_and_seconds_are_no_number(tmp_path: Path, text: str):
+    """YAML 1.1 would read 1:30 as 90."""
+    file = write_config(tmp_path)
+    file.write_text(file.read_text() + f"placement: {{timeout_s: {text}}}\n")
+    assert problems_of(file)["placement.timeout_s"].value == text
+    assert problems_of(write_config(tmp_path), f"iterations={text}")["iterations"].value == text
+    assert load_config(write_config(tmp_path), ["name=a1"]).name == "a1"
+
+
+@pytest.mark.parametrize("text", ["sft: &a {steps: *a}", "x: &a [1, [*a]]", "x: &a\n  <<: *a\n"])
+def test_an_alias_inside_of_what_it_repeats_is_refused_with_its_line(tmp_path: Path, text: str):
+    file = write_config(tmp_path)
+    lines = file.read_text().count("\n")
+    file.write_text(file.read_text() + text + "\n")
+    assert f"(line {lines + 1}, " in problems_of(file)["CONFIG"].remedy
+    assert "an alias repeats" in problems_of(write_config(tmp_path), "data.train=&a [*a]")["--set"].remedy
+
+
+def test_an_alias_beside_what_it_repeats_is_allowed(tmp_path: Path):
+    file = write_config(tmp_path)
+    file.write_text(file.read_text().replace("iterations: 3", "iterations: &n 5").replace("seed: 3", "seed: *n"))
+    assert load_config(file).seed == 5
 
 
 def test_a_byte_order_mark_changes_nothing(tmp_path: Path):
@@ -154,8 +179,12 @@ class TestUnknown:
         assert "min_gain" in remedy and "min_score" in remedy
 
     def test_algorithms_name_the_known_ones(self, tmp_path: Path):
-        problem = problems_of(write_config(tmp_path, algorithm={"name": "gpro"}))["algorithm.name"]
-        assert problem.value == "gpro" and "grpo, ppo" in problem.remedy and "did you mean grpo?" in problem.remedy
+        problem = problems_of(write_config(tmp_path, algorithm={"name": "grpoo"}))["algorithm.name"]
+        assert (
+            problem.value == "grpoo"
+            and "ppo, grpo, dr_grpo" in problem.remedy
+            and "did you mean grpo?" in problem.remedy
+        )
 
     def test_rewards_name_the_known_kinds(self, tmp_path: Path):
         rewards = [{"kind": "exact_match"}, {"kind": "exactmatch"}, {"weight": 1.0}]
@@ -170,6 +199,11 @@ class TestUnknown:
     def test_options_of_another_algorithm_are_refused(self, tmp_path: Path):
         assert "algorithm.lam" in problems_of(write_config(tmp_path, algorithm={"name": "grpo", "lam": 0.9}))
 
+    def test_a_name_of_the_users_own_hides_no_option_below_it(self, tmp_path: Path):
+        file = write_config(tmp_path, placement={"mode": "map", "pools": {"ranks": {"rank": 2}}}, resources={})
+        assert problems_of(file)["placement.pools.ranks.rank"].remedy == "is no option here; did you mean ranks?"
+        assert "placement.pools.NAME.resources" in problems_of(file)["resources"].remedy
+
     def test_keys_that_yaml_reads_as_something_else(self, tmp_path: Path):
         file = write_config(tmp_path)
         file.write_text(file.read_text() + "on: 3\n")
@@ -180,8 +214,8 @@ class TestOneMessage:
     def test_faults_of_every_kind_are_reported_together(self, tmp_path: Path):
         file = write_config(
             tmp_path,
-            algorithm={"name": "gpro"},
-            train={"lr": -1.0, "mini_batches": 5, "optimizer": "adam"},
+            algorithm={"name": "grpoo"},
+            train={"lr": -1.0, "mini_batches": 5, "optimiser": "adam"},
             placement={"mode": "standalone", "ranks": 500},
             gate={"suite": "other"},
             data={"train": [{"path": "sums.jsonl"}, {"path": "missing.jsonl"}]},
@@ -190,7 +224,7 @@ class TestOneMessage:
         assert {
             "algorithm.name",
             "train.lr",
-            "train.optimizer",
+            "train.optimiser",
             "train.mini_batches",
             "placement.mode",
             "gate.suite",
@@ -290,3 +324,50 @@ class TestPaths:
         assert found["data.train[0].path"].value == str(tmp_path / "a.jsonl")
         assert found["data.eval[0].path"].value == str(tmp_path / "sub" / "b.jsonl")
         assert {"sft.data[0].path", "evaluation.suites[1].data[0].path"} <= found.keys()
+
+
+class TestSchemas:
+    REWARD: ClassVar = [{"kind": "json_schema", "path": "schemas/person.json"}]
+
+    def file(self, folder: Path, text: str = '{"type": "object"}') -> Path:
+        (folder / "schemas").mkdir()
+        (folder / "schemas" / "person.json").write_text(text)
+        return write_config(folder, reward=self.REWARD)
+
+    def test_become_part_of_the_configuration(self, tmp_path: Path):
+        """A resumed run needs the file no more, and another content is another run."""
+        reward = load_config(self.file(tmp_path)).reward[0]
+        assert (reward.definition, reward.path) == ({"type": "object"}, None)
+
+    def test_are_found_from_the_current_folder_by_set(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        self.file(tmp_path)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path)
+        file = write_config(tmp_path / "elsewhere", reward=self.REWARD)
+        changed = load_config(file, ["reward.0.path=schemas/person.json"])
+        assert changed.reward[0].definition == {"type": "object"}
+
+    @pytest.mark.parametrize("text", ["", "[1]", '{"type": '])
+    def test_that_cannot_be_read_are_reported(self, tmp_path: Path, text: str):
+        assert "holds no JSON object" in problems_of(self.file(tmp_path, text))["reward[0].path"].remedy
+
+    def test_that_are_none_are_reported(self, tmp_path: Path):
+        found = problems_of(self.file(tmp_path, '{"type": "objekt"}'))
+        assert "is no JSON schema" in found["reward[0].definition"].remedy
+
+
+@pytest.mark.parametrize("name", ["token", "api_key", "hf_token", "password"])
+def test_a_secret_given_to_an_option_that_does_not_exist_is_not_repeated(tmp_path: Path, name: str):
+    rewards = [{"kind": "http", "url": "http://scores", name: "tok-CANARY-123"}]
+    assert problems_of(write_config(tmp_path, reward=rewards))[f"reward[0].{name}"].value == "***"
+
+
+@pytest.mark.parametrize("url", ["https://me:CANARY@scores/v1", "https://scores/v1?token=CANARY"])
+def test_an_address_with_a_secret_is_shown_by_its_host_alone(tmp_path: Path, url: str):
+    found = problems_of(write_config(tmp_path, reward=[{"kind": "http", "url": url}]))["reward[0].url"]
+    assert found.value == "https://scores/***" and "token_env" in found.remedy
+
+
+@pytest.mark.parametrize(("key", "value"), [("algorithm", "grpo"), ("train", 3)])
+def test_a_value_where_a_section_belongs_is_refused_in_plain_words(tmp_path: Path, key: str, value: str | int):
+    assert problems_of(write_config(tmp_path, **{key: value}))[key].remedy.startswith("must be a section with options")

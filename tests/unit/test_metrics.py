@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.metrics import Metric, Metrics, Timers, from_pairs, merge
+from engine.metrics import Metric, Metrics, from_pairs, merge
 
 finite = st.floats(-1e6, 1e6)
 samples = st.lists(st.tuples(finite, st.integers(0, 5)), min_size=1, max_size=20)
@@ -76,14 +76,3 @@ def test_metrics_travel_between_processes():
     metrics = Metrics({"m": Metric(1.5, "mean", 3.0)})
     copy = pickle.loads(pickle.dumps(metrics))  # noqa: S301 - of our own making
     assert (copy | Metrics({"m": Metric(0.5, "mean", 1.0)}))["m"] == 1.25
-
-
-def test_timers_add_up_and_survive_an_error():
-    timers = Timers()
-    with timers("step"):
-        pass
-    before = timers.metrics()["time/step_s"]
-    with pytest.raises(RuntimeError), timers("step"):
-        raise RuntimeError
-    assert timers.metrics()["time/step_s"] > before
-    assert (timers.metrics() | timers.metrics())["time/step_s"] == 2 * timers.metrics()["time/step_s"]

@@ -20,6 +20,7 @@ from engine.runs import (
     open_run,
     read_record,
     run_folder,
+    write_record,
 )
 from tests.helpers.configs import config
 
@@ -60,6 +61,23 @@ def test_a_run_is_opened_as_it_was_made(options: Any, tmp_path: Path):
     opened = open_run(str(tmp_path), "one")
     assert (opened.config, opened.source, opened.key) == (made.config, made.source, "one")
     assert opened.store.config_digest == made.store.config_digest
+
+
+def test_an_edited_configuration_is_not_continued(options: Any, tmp_path: Path):
+    run = create_run(options(), "one", Path("/models/x"), PRINTS)
+    record = read_record(run.store.folder)
+    record["config"]["train"]["lr"] = 0.5
+    write_record(run.store.folder, record)
+    with pytest.raises(StoreError, match=r"run\.json was edited"):
+        open_run(str(tmp_path), "one")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", '{"config": {}}'])
+def test_a_record_without_its_parts_is_named(options: Any, tmp_path: Path, content: str):
+    run = create_run(options(), "one", Path("/models/x"), PRINTS)
+    (run.store.folder / RECORD).write_text(content)
+    with pytest.raises(StoreError, match="record does not parse"):
+        open_run(str(tmp_path), "one")
 
 
 def test_a_moved_root_is_opened_where_it_is_now(options: Any, tmp_path: Path):

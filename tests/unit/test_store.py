@@ -5,11 +5,14 @@ import logging
 import math
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.errors import DivergedError, StoreError
+from engine.remote_store import store_in
+from engine.runs import run_folder
 from engine.store import MANIFEST, PRUNED, StepRef, Store, step_path
 from tests.helpers import programs
 
@@ -17,12 +20,26 @@ DIGEST = "d" * 64
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def local_store(tmp_path: Path) -> Store:
     folder = tmp_path / "run"
     folder.mkdir()
     store = Store(folder, DIGEST)
     store.lease.acquire()
     return store
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """Of a local root and of one on object storage; tests/unit/test_remote_store.py has what only the latter does."""
+    if request.param == "folder":
+        yield request.getfixturevalue("local_store")
+        return
+    folder = run_folder(request.getfixturevalue("storage").new_root(), "run")
+    folder.mkdir(parents=True)
+    store = store_in(folder, DIGEST)
+    store.lease.acquire()
+    yield store
+    store.lease.release()
 
 
 def commit(store: Store, path: str, content: str = "weights", parent: StepRef | None = None) -> StepRef:
@@ -53,7 +70,7 @@ class TestCommit:
 
     def test_another_process_finds_it(self, store: Store):
         ref = commit(store, "data")
-        assert Store(store.folder, DIGEST).committed("data") == ref
+        assert store_in(store.folder, DIGEST).committed("data") == ref
 
     def test_nothing_committed_is_overwritten(self, store: Store):
         commit(store, "data", "first")
@@ -99,6 +116,10 @@ class TestCommit:
 
 class TestDamage:
     @pytest.fixture
+    def store(self, local_store: Store) -> Store:
+        return local_store
+
+    @pytest.fixture
     def ref(self, store: Store) -> StepRef:
         return commit(store, "iterations/00001/train")
 
@@ -125,6 +146,13 @@ class TestDamage:
     def test_a_broken_manifest(self, store: Store, ref: StepRef, text: str):
         (store.folder / ref.path / MANIFEST).write_text(text)
         self.damaged(store, ref, "does not parse")
+
+    def test_a_manifest_of_which_a_single_fact_was_altered(self, store: Store, ref: StepRef):
+        file = store.folder / ref.path / MANIFEST
+        text = file.read_text()
+        assert '"committed_at": 1' in text
+        file.write_text(text.replace('"committed_at": 1', '"committed_at": 2'))
+        self.damaged(store, ref, "altered since it was written")
 
     def test_a_file_where_the_folder_should_be(self, store: Store, ref: StepRef):
         shutil.rmtree(store.folder / ref.path)
@@ -165,9 +193,12 @@ class TestDamage:
             assert store.committed(ref.path) is None
         assert "3 bytes instead of 7" in caplog.text and (store.folder / ref.path).exists()
 
-    def test_a_step_that_proves_damaged_is_set_aside_by_hand(self, store: Store, ref: StepRef):
-        store.set_aside(ref, "wrong content")
-        self.damaged(store, ref, "wrong content")
+    def test_its_owner_sets_a_step_of_other_content_aside(self, store: Store, ref: StepRef):
+        (store.folder / ref.path / "deep" / "file").write_text("weightz")
+        store._verified.clear()  # as in the process that resumes
+        with pytest.raises(StoreError, match="set aside and made again"):
+            store.read(ref)
+        self.damaged(store, ref, "does not have the content")
 
 
 class TestLatest:
@@ -175,9 +206,13 @@ class TestLatest:
         for number in (1, 2, 10):
             commit(store, step_path("train", number))
         assert store.latest("train")[0] == 10
-        (store.folder / "iterations" / "00010" / "train" / MANIFEST).unlink()
-        assert store.latest("train")[0] == 2
         assert store.latest("rollout") is None
+
+    def test_one_without_a_manifest_does_not_count(self, local_store: Store):
+        for number in (2, 10):
+            commit(local_store, step_path("train", number))
+        (local_store.folder / "iterations" / "00010" / "train" / MANIFEST).unlink()
+        assert local_store.latest("train")[0] == 2
 
     def test_a_stray_folder_disturbs_nothing(self, store: Store):
         commit(store, step_path("train", 1))
@@ -264,6 +299,7 @@ print(store.drafts(), store.committed("data"))
         assert second == "[] None"
 
     def test_a_folder_that_cannot_be_written_is_named(self, store: Store):
+        store.committed("data")  # a URL is looked at before
         (store.folder / "iterations").write_text("a file in place of the folder")
         with pytest.raises(StoreError, match="could not be written") as caught:
             commit(store, step_path("rollout", 1))

@@ -1,4 +1,5 @@
-"""Writes chain_sum/train.jsonl and chain_sum/eval.jsonl beside this file: sums of two terms with one or two digits.
+"""Writes chain_sum/train.jsonl and chain_sum/eval.jsonl beside this file: sums of two terms with one or two digits,
+without differences, which a model of this size does not learn on the way.
 
 Deterministic: the same rows with every run. No question occurs twice, within a file or across both.
 
@@ -26,9 +27,9 @@ def unique_entries(count: int) -> list[dict[str, Any]]:
         min_digits=DIGITS[0],
         max_digits=DIGITS[1],
         seed=SEED,
-        size=4 * count,
+        size=8 * count,
     )
-    entries = {entry["question"]: entry for entry in dataset}
+    entries = {entry["question"]: entry for entry in dataset if "-" not in entry["metadata"]["expression"]}
     if len(entries) < count:
         raise SystemExit(f"{len(entries)} different questions of {count} wanted: raise DIGITS or TERMS.")
     return list(entries.values())[:count]

@@ -62,6 +62,19 @@ def test_scores_are_log_softmax_of_the_model(engine, model):
         torch.testing.assert_close(torch.tensor(scores), expected, atol=1e-5, rtol=0)
 
 
+def test_a_response_is_told_as_soon_as_it_has_ended(folder):
+    """The second and the fourth end at once, the first later, the third never; then the next part of the call begins."""
+    engine = engine_with(folder, chain_weights({5: 6, 6: 7, 7: EOS, 8: EOS, 9: 9}), max_batch=4)
+    told = []
+    prompts = [[BOS, 5], [BOS, 8], [BOS, 9], [BOS, 8], [BOS, 8]]
+    responses = engine.generate(
+        prompts, [0] * 5, temperature=0.0, max_tokens=8, finished=lambda row, one: told.append((row, one))
+    )
+    assert [row for row, _ in told] == [1, 3, 0, 2, 4]
+    assert [one for _, one in sorted(told)] == responses
+    assert [len(one.token_ids) for one in responses] == [3, 1, 8, 1, 1]
+
+
 def test_the_same_seed_gives_the_same_response_and_another_seed_another(engine):
     prompts = [PROMPTS[0]] * 4
     once = sample(engine, prompts, [7, 8, 9, 10])

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.backends.trainers import build_trainer
-from engine.backends.weights import load_folder, save_folder, weights_sha256
+from engine.backends.weights import is_finite, load_folder, save_folder, weights_sha256
 from engine.errors import DivergedError, StoreError
 from tests.helpers.training import model_folder, random_batch, trainer_spec
 
@@ -121,3 +121,14 @@ def test_a_bad_tensor_stops_the_save_with_its_name(
     with pytest.raises(error, match=names):
         save_folder(weights, source, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_value_that_is_not_finite_is_found_wherever_it_is(value: float, dtype: torch.dtype) -> None:
+    for place in (0, 500, 999):
+        tensor = torch.linspace(-3, 3, 1000).to(dtype)
+        assert is_finite(tensor)
+        tensor[place] = value
+        assert not is_finite(tensor)
+    assert is_finite(torch.empty(0, dtype=dtype))

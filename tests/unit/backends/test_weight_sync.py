@@ -7,18 +7,21 @@ from collections import namedtuple
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from engine.backends.weight_sync import (
     LOGPROB_BOUNDS,
     WeightHandle,
+    carry,
     exchange_folder,
+    is_here,
+    landed,
     probe_sequences,
     publish,
     receive,
     retract,
     verify_served,
 )
-from engine.backends.weights import weights_sha256
 from engine.errors import ConfigError, DivergedError, ShapeError, TransientError
 
 
@@ -40,7 +43,7 @@ def test_tensors_arrive_bit_for_bit_with_a_handle_of_plain_values(weights, tmp_p
     assert all(torch.equal(received[name], weights[name]) for name in weights)
     assert all(received[name].dtype == weights[name].dtype for name in weights)
     assert (handle.version, handle.size) == (4, 5 * 4 * 4 + 4 * 4 * 2 + 4)
-    assert handle.digest == weights_sha256(weights)
+    assert handle.checksums.keys() == weights.keys()
 
 
 def test_tensors_outlive_their_file(weights, tmp_path):
@@ -73,18 +76,24 @@ def test_one_version_published_twice_is_told_apart(weights, tmp_path):
     """As after a replay from another start: the older handle no longer leads anywhere."""
     old = publish(weights, tmp_path, version=1)
     new = publish({**weights, "scale": torch.tensor(4.0)}, tmp_path, version=1)
-    assert old.digest != new.digest
+    assert old.path != new.path
     with pytest.raises(TransientError):
         receive(old)
     assert dict(receive(new))["scale"] == 4.0
 
 
-def test_a_file_that_is_not_what_the_handle_says_is_refused(weights, tmp_path):
+def test_a_tensor_that_is_not_what_was_published_is_refused_by_name(weights, tmp_path):
     handle = publish(weights, tmp_path, version=1)
-    with pytest.raises(TransientError, match="should hold version 2"):
-        receive(dataclasses.replace(handle, version=2))
-    with pytest.raises(TransientError, match="should hold version 1, digest abc"):
-        receive(dataclasses.replace(handle, digest="abc"))
+    save_file({**weights, "scale": torch.tensor(3.5)}, handle.path)
+    with pytest.raises(TransientError, match=r"version 1 changed after they were published: .*holds another scale"):
+        dict(receive(handle))
+
+
+def test_a_file_of_other_tensors_is_refused(weights, tmp_path):
+    handle = publish(weights, tmp_path, version=1)
+    save_file({"scale": weights["scale"]}, handle.path)
+    with pytest.raises(TransientError, match="holds other names"):
+        receive(handle)
 
 
 def test_a_file_cut_off_is_refused(weights, tmp_path):
@@ -109,6 +118,27 @@ def test_too_little_room_names_what_is_needed_and_what_is_free(weights, tmp_path
         publish({"a": tensor}, tmp_path, version=1)
     assert "--shm-size" in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_carried_to_another_host_is_the_same_and_leaves_nothing_there(weights, tmp_path):
+    handle = publish(weights, tmp_path / "here", version=4)
+    content = carry(handle)
+    retract(handle)
+    assert not is_here(handle)
+    with landed(handle, content, tmp_path / "there") as own:
+        assert is_here(own)
+        received = dict(receive(own))
+    assert all(torch.equal(received[name], weights[name]) for name in weights)
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_copy_that_changed_on_its_way_is_refused(weights, tmp_path):
+    handle = publish(weights, tmp_path / "here", version=4)
+    content = carry(handle)
+    content[-1] ^= 1
+    with pytest.raises(TransientError, match="changed"), landed(handle, content, tmp_path / "there") as own:
+        dict(receive(own))
+    assert not (tmp_path / "there").exists()
 
 
 def test_retracting_twice_is_harmless_and_leaves_no_folder(weights, tmp_path):

@@ -4,7 +4,8 @@ import json
 import subprocess
 import sys
 
-from engine.data.check import check_data, check_file
+from engine.data.check import DataCheck, check_file
+from engine.data.prepare import examine
 from tests.helpers.tokenizers import char_tokenizer
 
 
@@ -44,20 +45,20 @@ def test_a_missing_or_empty_file_is_reported(raw):
 def test_the_data_of_a_configuration(jsonl, config):
     train = jsonl("train.jsonl", [{"prompt": "x" * n, "answer": "1"} for n in range(1, 101)])
     held_out = jsonl("eval.jsonl", [{"prompt": "XX", "answer": "1"}])
-    check = check_data(config(train, eval=held_out), char_tokenizer(), needs_answer=True, seed=0)
-    content = check.to_json()
+    prepared, problems = examine(config(train, eval=held_out), char_tokenizer(), needs_answer=True, seed=0)
+    content = DataCheck(prepared.report, problems).to_json()
     assert content["overlap"] == [{"train": f"{train}:2", "eval": f"{held_out}:1"}]
     assert content["prompt_tokens"] == {"min": 2, "p50": 51, "p95": 96, "max": 101}
-    assert not check.ok
+    assert content["ok"] is False
     assert content["errors"][0]["key"] == "data.eval"
     assert [file["path"] for file in content["files"]] == [train, held_out]
 
 
 def test_without_a_tokenizer_everything_but_lengths_is_checked(jsonl, config):
     train = jsonl("train.jsonl", [{"prompt": "x" * 900, "answer": "1"}, {"prompt": "y", "answer": [1]}])
-    check = check_data(config(train), None, needs_answer=True, seed=0)
-    assert [item.value for item in check.problems][:1] == [f"{train}, line 2"]
-    assert check.report.prompt_lengths == []
+    prepared, problems = examine(config(train), None, needs_answer=True, seed=0)
+    assert [item.value for item in problems][:1] == [f"{train}, line 2"]
+    assert prepared.report.prompt_lengths == []
 
 
 def test_the_data_layer_imports_none_of_the_large_libraries():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.data.completions import Example, labels_and_attention, prepare_preferences, prepare_sft
-from engine.data.prepare import prepare
-from engine.errors import DataError, ShapeError
+from engine.data.completions import prepare_sft
+from engine.errors import DataError
+from tests.helpers.prepared import prepare
 from tests.helpers.tokenizers import TURNS, TURNS_WITH_BOS, char_tokenizer, merging_tokenizer
 
 BOS, EOS = 1, 2
@@ -103,63 +103,3 @@ def test_rows_of_an_evaluation_file_among_the_examples_follow_the_overlap_option
 def test_rows_without_completion_name_the_option(jsonl, config):
     with pytest.raises(DataError, match=r"sft\.data\[0\]\.label_key"):
         sft(config(jsonl("rows.jsonl", [{"prompt": "a", "text": "b"}])))
-
-
-# --- padding ---------------------------------------------------------------------------------------------------------
-
-EXAMPLE = Example(input_ids=(5, 6, 7, 8, 9, EOS), prompt_length=3)
-
-
-def test_labels_keep_the_end_token_where_it_is_also_the_padding():
-    ids, labels, attention = labels_and_attention(EXAMPLE, width=8, pad_id=EOS)
-    assert ids == [5, 6, 7, 8, 9, 2, 2, 2]
-    assert labels == [-100, -100, -100, 8, 9, 2, -100, -100]
-    assert attention == [1, 1, 1, 1, 1, 1, 0, 0]
-
-
-def test_left_padding_is_the_mirror_image_with_the_same_labels():
-    ids, labels, attention = labels_and_attention(EXAMPLE, width=8, pad_id=EOS, side="left")
-    assert ids == [2, 2, 5, 6, 7, 8, 9, 2]
-    assert labels == [-100, -100, -100, -100, -100, 8, 9, 2]
-    assert attention == [0, 0, 1, 1, 1, 1, 1, 1]
-
-
-def test_an_example_longer_than_the_width_is_refused():
-    assert labels_and_attention(EXAMPLE, width=6, pad_id=0).labels[-1] == EOS
-    with pytest.raises(ShapeError, match="6 tokens does not fit into a width of 5"):
-        labels_and_attention(EXAMPLE, width=5, pad_id=0)
-
-
-# --- preferences -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."},
-        {"chosen": "The sky is blue.", "rejected": "The sky is green."},
-        {"prompt": [USER], "chosen": [ASSISTANT], "rejected": [{"role": "assistant", "content": "5"}]},
-        {"chosen": [USER, ASSISTANT], "rejected": [USER, {"role": "assistant", "content": "5"}]},
-    ],
-)
-@pytest.mark.parametrize("adds_bos", [False, True])
-def test_both_sides_of_a_preference_have_one_bos_and_one_eos(jsonl, config, row, adds_bos):
-    tokenizer = char_tokenizer(template=TURNS_WITH_BOS, adds_bos=adds_bos)
-    data = config(jsonl("rows.jsonl", [row]))
-    (pair,), _ = prepare_preferences(data.train, data, tokenizer, max_tokens=100)
-    assert pair.chosen_ids != pair.rejected_ids
-    for completion in (pair.chosen_ids, pair.rejected_ids):
-        whole = pair.prompt_ids + completion
-        assert (whole.count(BOS), whole[0]) == (1, BOS)
-        assert (whole.count(EOS), whole[-1]) == (1, EOS)
-
-
-def test_pairs_that_are_equal_below_the_limit_are_dropped_and_counted(jsonl, config):
-    rows = [
-        {"prompt": "p", "chosen": "same start, one", "rejected": "same start, two"},
-        {"prompt": "p", "chosen": "one", "rejected": "two"},
-    ]
-    data = config(jsonl("rows.jsonl", rows))
-    pairs, report = prepare_preferences(data.train, data, TOKENIZER, max_tokens=10)
-    assert len(pairs) == 1
-    assert report.without_labels == 1

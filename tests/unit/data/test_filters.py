@@ -109,11 +109,11 @@ def test_a_duplicate_of_a_held_out_row_never_stays_in_training(jsonl, config):
     rows = [{"prompt": f"{space}row {n % 10}"} for n, space in enumerate([""] * 10 + [" "] * 10)]
     train = hundred(jsonl, config, rows=rows)
     held_out = hold_out(train, 0.3, seed=7)
-    assert len(held_out) == 6  # a share of the rows, drawn among the ten different prompts
+    assert len(held_out) == 3  # a share of the ten different prompts: training loses the same share of its rows
     assert all(row.line <= 10 for row in held_out)
-    assert len(train.rows) == 20 - 2 * 6
+    assert len(train.rows) == 20 - 2 * 3
     assert not {row.key for row in held_out} & {row.key for row in train.rows}
-    assert len(train.report.files[0].problems) == 6
+    assert len(train.report.files[0].problems) == 3
     assert "says the same as the held-out row" in train.report.files[0].problems[0].reason
 
 

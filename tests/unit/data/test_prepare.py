@@ -2,14 +2,17 @@
 
 import pickle
 import random
+from pathlib import Path
 
 import pytest
 
 from engine.config import DataSource, SuiteConfig
-from engine.data.prepare import prepare, prepare_prompts
+from engine.data.templating import load_tokenizer
 from engine.errors import DataError
+from tests.helpers.prepared import prepare
 from tests.helpers.tokenizers import TURNS_WITH_BOS, char_tokenizer
 
+PRESETS = Path(__file__).parents[3] / "deployments" / "presets"
 TOKENIZER = char_tokenizer(template=TURNS_WITH_BOS)
 
 
@@ -198,21 +201,20 @@ def test_the_fingerprint_of_held_out_rows_follows_the_seed(jsonl, config):
     assert one["data/eval"] != other["data/eval"]
 
 
-def test_prompts_of_any_sources(jsonl, config):
-    path = jsonl("suite.jsonl", [{"prompt": [{"role": "user", "content": "hi"}], "answer": "yes"}])
-    sources = (DataSource(path=path),)
-    prompts, report = prepare_prompts(sources, config("unused"), TOKENIZER, needs_answer=True, split_name="suite")
-    assert prompts[0].text == "<s>[user]hi\n[assistant]"
-    assert report.files[0].kept == 1
-    with pytest.raises(DataError, match=r"suite\[0\]\.path"):
-        prepare_prompts(
-            (DataSource(path="no.jsonl"),), config("unused"), TOKENIZER, needs_answer=True, split_name="suite"
-        )
-
-
 def test_the_same_row_has_the_same_ids_for_training_and_evaluation(jsonl, config):
     row = {"prompt": [{"role": "user", "content": "2+2?"}], "answer": "4"}
     path = jsonl("rows.jsonl", [row, {"prompt": "other", "answer": "1"}])
     prepared = run(config(path, eval=jsonl("eval.jsonl", [row]), overlap="drop"))
-    prompts, _ = prepare_prompts((DataSource(path=path),), config(path), TOKENIZER, needs_answer=True, split_name="s")
-    assert prompts[0].input_ids == prepared.eval[0].input_ids
+    alone = run(config(path, eval=jsonl("other.jsonl", [{"prompt": "third", "answer": "1"}])))
+    assert alone.train[0].input_ids == prepared.eval[0].input_ids
+
+
+def test_characters_that_the_tokenizer_does_not_know_are_found_by_line(jsonl, config):
+    """The presets' vocabulary holds digits and signs alone; its tokenizer raises on anything else."""
+    tokenizer = load_tokenizer(str(PRESETS / "models" / "addition"), None)
+    rows = [{"prompt": "1+2=", "answer": "3"}, {"prompt": "one+2=", "answer": "3"}, {"prompt": "2+2=", "answer": "4"}]
+    path = jsonl("rows.jsonl", rows)
+    with pytest.raises(DataError, match=r"rows\.jsonl.*line 2.*the tokenizer refuses the text"):
+        prepare(config(path), tokenizer, needs_answer=True, seed=7)
+    prepared = prepare(config(path, bad_lines="skip", max_bad_share=0.5), tokenizer, needs_answer=True, seed=7)
+    assert {prompt.line for prompt in [*prepared.train, *prepared.eval]} == {1, 3}

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from engine.config import DataSource
+from engine.data.preferences import HELPFULNESS
 from engine.data.schema import (
     ANSWERED_PROMPTS,
     COMPLETIONS,
-    PREFERENCES,
     PROMPTS,
     BadRow,
     Content,
@@ -231,8 +231,8 @@ def test_preferences_that_cannot_be_used(row):
         (COMPLETIONS, {"prompt"}, {"label_key"}),
         (COMPLETIONS, {"prompt", "completion"}, set()),
         (COMPLETIONS, {"messages"}, set()),
-        (PREFERENCES, {"chosen", "rejected"}, set()),
-        (PREFERENCES, {"prompt", "chosen"}, {"path"}),
+        (HELPFULNESS, {"chosen", "rejected"}, set()),
+        (HELPFULNESS, {"prompt", "chosen"}, {"path"}),
     ],
 )
 def test_missing_columns_name_the_option_to_change(shape, columns, options):

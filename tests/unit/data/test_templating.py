@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.data.templating import PromptEncoder, TemplateRefused, load_tokenizer
+from engine.data.templating import PromptEncoder, PromptRefused, load_tokenizer
 from engine.errors import DataError
 from tests.helpers.tokenizers import (
     TURNS,
@@ -78,7 +78,7 @@ def test_the_system_prompt_goes_before_conversations_that_have_none():
 
 def test_a_template_that_refuses_a_conversation_says_why():
     tokenizer = char_tokenizer(template="{{ raise_exception('Roles must alternate') }}")
-    with pytest.raises(TemplateRefused, match="Roles must alternate"):
+    with pytest.raises(PromptRefused, match="Roles must alternate"):
         PromptEncoder(tokenizer).render(USER)
 
 

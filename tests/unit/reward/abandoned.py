@@ -13,7 +13,7 @@ from tests.unit.reward.processes import scorer_pids
 
 def main(function: str) -> None:
     config = PythonReward(function=f"tests.unit.reward.functions:{function}", timeout_s=600.0, workers=2)
-    reward = Reward((config,), max_unscored_share=1.0)
+    reward = Reward((config,))
     reward.score([Sample("p", "r", extra={"row": row}) for row in range(STUCK)])
     stuck = [Sample("p", "r", extra={"row": STUCK})]
     threading.Thread(target=reward.score, args=(stuck,), daemon=True).start()

@@ -1,11 +1,10 @@
 """The in-process rules."""
 
-import re
 from decimal import Decimal
 
 import pytest
 
-from engine.reward.rules import RuleScorer, exact_match, last_number, number, regex
+from engine.reward.rules import RuleScorer, choice, exact_match, last_choice, last_number, number, tagged
 from engine.reward.scorer import Sample, Unscored
 
 
@@ -81,13 +80,84 @@ def test_a_row_without_answer_is_unscored_not_wrong() -> None:
     assert isinstance(number(Sample("p", "12"), tolerance=0.0), Unscored)
 
 
-def test_regex_is_searched_anywhere() -> None:
-    pattern = re.compile(r"<answer>\d+</answer>")
-    assert regex(Sample("p", "so <answer>3</answer>!"), pattern=pattern) == 1.0
-    assert regex(Sample("p", "so 3"), pattern=pattern) == 0.0
-
-
 def test_a_rule_scorer_keeps_the_order() -> None:
     scorer = RuleScorer(lambda sample: float(len(sample.response)))
     assert scorer.score([Sample("p", "aa"), Sample("p", ""), Sample("p", "a")]) == [2.0, 0.0, 1.0]
     assert scorer.score([]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The answer is (B)", "B"),
+        ("The answer is B.", "B"),
+        ("the ANSWER is: **C**", "C"),
+        ("Answer: D", "D"),
+        ("**Answer:** D", "D"),
+        ("Answer:\nB) Paris", "B"),
+        ("answer = B", "B"),
+        ("so \\boxed{C}", "C"),
+        ("The final answer is: $\\boxed{B}$", "B"),
+        ("The correct option is A because (B) is too long", "A"),
+        ("The answer is A. No, the answer is D, not B.", "D"),
+        ("<think>maybe C</think><answer>B</answer>", "B"),
+        ("B", "B"),
+        ("(B)", "B"),
+        ("It is not A but B.", "B"),
+        ("I'd say C", "C"),
+        ("A cat sits. B) fits. A dog too.", "B"),
+        ("A", "A"),
+        ("The answer is option B", "B"),
+        ("Vitamin-C, Abc, D3", None),
+        ("the answer is b", None),
+        ("E", None),
+        ("", None),
+    ],
+)
+def test_last_choice(text: str, letter: str | None) -> None:
+    assert last_choice(text, "ABCD") == letter
+
+
+def test_a_choice_is_found_in_any_text_at_once() -> None:
+    """No quantifier of the patterns may grow with the text: an hour of white space is no attack."""
+    assert last_choice("answer" + " " * 1_000_000 + ("answer is " * 100_000) + "B", "ABCD") == "B"
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [("The answer is (B)", "B", 1.0), ("B", "(B) Paris", 1.0), ("The answer is C", "B", 0.0), ("Paris", "B", 0.0)],
+)
+def test_choice(response: str, answer: str, score: float) -> None:
+    assert choice(Sample("p", response, answer), choices="ABCD") == score
+
+
+def test_choices_may_be_other_letters() -> None:
+    assert choice(Sample("p", "It is E", "E"), choices="ABCDE") == 1.0
+    assert choice(Sample("p", "N", "N"), choices="YN") == 1.0
+
+
+@pytest.mark.parametrize("answer", [None, "2", "E", "Paris"])
+def test_an_answer_that_names_no_choice_leaves_the_sample_unscored(answer: str | None) -> None:
+    assert isinstance(choice(Sample("p", "B", answer), choices="ABCD"), Unscored)
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [
+        ("<think>a</think><answer>b</answer>", 1.0),
+        (" <think>\na\n</think>\n\n<answer></answer>\n", 1.0),
+        ("<think>a < b <b></think><answer>b</answer>", 1.0),
+        ("<answer>b</answer><think>a</think>", 0.0),
+        ("<think>a</think>x<answer>b</answer>", 0.0),
+        ("x<think>a</think><answer>b</answer>", 0.0),
+        ("<think>a</think><answer>b</answer>x", 0.0),
+        ("<think>a<answer>b</think></answer>", 0.0),
+        ("<think>a<think></think><answer>b</answer>", 0.0),
+        ("<think>a</think><answer>b</answer><answer>c</answer>", 0.0),
+        ("<think>a</think>", 0.0),
+        ("</think>a<think><answer>b</answer>", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_tagged_parts(response: str, score: float) -> None:
+    assert tagged(Sample("p", response), tags=("think", "answer")) == score

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from engine.reward.scorer import Sample
-from engine.reward.verifiers import Verifier, function_verifier, math_verifier, reasoning_gym_verifier
+from engine.reward.verifiers import (
+    Verifier,
+    function_verifier,
+    json_schema_verifier,
+    math_verifier,
+    reading_verifier,
+    reasoning_gym_verifier,
+    regex_verifier,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +56,12 @@ def test_math_raises_where_the_answer_cannot_be_read(maths: Verifier, answer: st
     """Otherwise a broken data column would make every response wrong."""
     with pytest.raises(ValueError, match="answer"):
         maths(Sample("p", "7", answer))
+
+
+def test_regex_is_searched_anywhere() -> None:
+    score = regex_verifier(r"<answer>\d+</answer>")
+    assert score(Sample("p", "so <answer>3</answer>!")) == 1.0
+    assert score(Sample("p", "so 3")) == 0.0
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +116,54 @@ def test_a_function_is_called_with_the_four_names() -> None:
     score = function_verifier("tests.unit.reward.functions:all_arguments")
     assert score(Sample("question", "reply", "42", {"level": 3})) == 1.0
     assert score(Sample("question", "reply", "42", {"level": 4})) == 0.0
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"$ref": "#/$defs/age"}},
+    "required": ["name"],
+    "additionalProperties": False,
+    "$defs": {"age": {"type": "integer", "minimum": 0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("response", "fenced", "score"),
+    [
+        ('{"name": "Ada", "age": 36}', False, 1.0),
+        (' {"name": "Ada"}\n', False, 1.0),
+        ('{"name": "Ada", "age": -1}', False, 0.0),
+        ('{"name": "Ada", "age": 1.5}', False, 0.0),
+        ('{"age": 36}', False, 0.0),
+        ('{"name": "Ada", "x": 1}', False, 0.0),
+        ('Here: {"name": "Ada"}', False, 0.0),
+        ('{"name": "Ada"', False, 0.0),
+        ('{"name": "Ada", "age": NaN}', False, 0.0),
+        ("", False, 0.0),
+        ("[" * 100_000, False, 0.0),
+        ('```json\n{"name": "Ada"}\n```', False, 0.0),
+        ('So:\n```json\n{"name": "Ada"}\n```\nDone.', True, 1.0),
+        ('```json\n{}\n```\n```json\n{"name": "Ada"}\n```', True, 1.0),
+        ('```json\n{"name": "Ada"}\n```\n```json\n{}\n```', True, 0.0),
+        ('{"name": "Ada"}', True, 1.0),
+        ('```json\n{"name": "Ada"}', True, 0.0),
+    ],
+)
+def test_json_schema(response: str, fenced: bool, score: float) -> None:
+    assert json_schema_verifier(PERSON, fenced)(Sample("p", response)) == score
+
+
+def test_a_schema_may_follow_an_older_draft() -> None:
+    verify = json_schema_verifier({"$schema": "http://json-schema.org/draft-04/schema#", "maximum": 3}, False)
+    assert [verify(Sample("p", text)) for text in ("3", "4")] == [1.0, 0.0]
+
+
+def test_no_reference_is_fetched() -> None:
+    verify = json_schema_verifier({"$ref": "http://127.0.0.1:1/schema.json"}, False)
+    with pytest.raises(Exception, match="Unresolvable"):
+        verify(Sample("p", "3"))
+
+
+@pytest.mark.parametrize(("reply", "number"), [("Score: 3", 3.0), ("Score: 3, then Score: 4.5", 4.5), ("none", None)])
+def test_the_last_match_in_a_reply_is_read(reply: str, number: float | None) -> None:
+    assert reading_verifier(r"Score: (\d+(?:\.\d+)?)")(Sample("", reply)) == number

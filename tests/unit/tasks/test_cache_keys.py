@@ -17,6 +17,7 @@ from tests.helpers.models import save_model
 from tests.unit.tasks.fake_session import FakeSession
 
 Configure = Callable[..., RunConfig]
+TASK_RUN = SimpleNamespace(name="rollout-1", run_count=1)
 
 
 def key(ref: RunRef, kind: str, **parameters: Any) -> str:
@@ -129,4 +130,4 @@ def test_where_work_runs_does_not_change_the_digest(config: Configure):
     ],
 )
 def test_only_errors_that_say_so_are_transient(error: BaseException | None, expected: bool):
-    assert is_transient(SimpleNamespace(), SimpleNamespace(), SimpleNamespace(data=error)) is expected
+    assert is_transient(SimpleNamespace(retries=3), TASK_RUN, SimpleNamespace(data=error)) is expected

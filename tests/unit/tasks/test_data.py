@@ -31,15 +31,42 @@ def test_a_started_run_has_its_data_and_one_attempt(config: Configure):
 
 def test_a_batch_larger_than_the_data_is_refused_with_both_numbers(config: Configure):
     options = config(train={"prompts_per_iteration": 64})
-    with pytest.raises(ConfigError, match=r"64 prompts.*32 rows"):
+    with pytest.raises(ConfigError, match=r"prompts_per_iteration = 64: .*32 rows"):
         start_run(options, "large")
     assert not (Path(options.root) / "large").exists()
+
+
+def test_a_run_that_the_disk_cannot_hold_is_refused_with_both_sizes(config: Configure):
+    options = config(iterations=10**12)
+    with pytest.raises(ConfigError, match=r"the run needs up to .* GiB .* GiB are free"):
+        start_run(options, "endless")
+    assert not (Path(options.root) / "endless").exists()
+
+
+def test_everything_wrong_with_data_and_tokenizer_is_in_one_message(config: Configure, tmp_path: Path):
+    from tests.helpers.models import save_model
+
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(json.dumps({"prompt": [{"role": "user", "content": f"{n}?"}], "answer": "1"}) + "\n" for n in range(40))
+    )
+    (tmp_path / "sft.jsonl").write_text('{"prompt": "2+2="}\n')
+    options = config(
+        model={"source": str(save_model(tmp_path / "bare", template=None))},
+        data={"train": [{"path": str(tmp_path / "chats.jsonl")}]},
+        train={"prompts_per_iteration": 64},
+        sft={"data": [{"path": str(tmp_path / "sft.jsonl")}], "steps": 1},
+    )
+    with pytest.raises(ConfigError) as caught:
+        start_run(options, "several")
+    keys = {problem.key for problem in caught.value.problems}
+    assert "train.prompts_per_iteration" in keys and any("chat_template" in str(p) for p in caught.value.problems)
+    assert any(key.startswith("sft.data") for key in keys)
 
 
 def test_nothing_is_written_for_data_that_cannot_be_used(config: Configure, tmp_path: Path):
     options = config()
     (tmp_path / "sums.jsonl").write_text('{"prompt": "1+1="}\n')
-    with pytest.raises(DataError):
+    with pytest.raises(ConfigError, match="answer"):
         start_run(options, "bad")
     assert not Path(options.root).exists()
 

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -53,6 +54,18 @@ def test_the_server_answers_and_keeps_its_files_in_the_run_root(prefect: embedde
     prefect.wait_ready()
     assert os.environ["PREFECT_API_URL"] == prefect.url
     assert (prefect.log.parent / "prefect.db").is_file()
+
+
+def test_a_server_that_is_killed_is_replaced_and_keeps_address_and_database(prefect: embedded.EmbeddedServer):
+    prefect.wait_ready()
+    before = prefect.pid
+    os.kill(before, signal.SIGKILL)
+    deadline = time.monotonic() + SECONDS_TO_END
+    while prefect.pid == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    with urllib.request.urlopen(f"{prefect.url}/health", timeout=SECONDS_TO_END) as reply:
+        assert reply.status == 200
 
 
 def test_a_configured_server_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -79,3 +79,14 @@ def test_a_promotion_says_what_was_compared():
 
 def test_another_suite_does_not_stand_in():
     assert judge({"other": {"score_mean": 1.0, "rows": 10}}, START, FLOOR).verdict == "reject"
+
+
+def test_one_component_may_decide_whatever_the_weighted_sum_says():
+    start = {"held_out": {"score_mean": 5.0, "rows": 10, "components": {"model": 5.0, "exact_match": 0.5}}}
+    later = {"held_out": {"score_mean": 9.0, "rows": 10, "components": {"model": 9.0, "exact_match": 0.4}}}
+    assert judge(later, start, GateConfig()).verdict == "promote"
+    verdict = judge(later, start, GateConfig(component="exact_match"))
+    assert verdict.verdict == "reject" and verdict.reasons[0].startswith("held_out, exact_match: gain -0.1000")
+    assert judge(later, start, GateConfig(component="number")).reasons == (
+        "held_out: number of the final policy is None, which is no number",
+    )

@@ -1,5 +1,6 @@
 """The flow under a real Prefect server, with a session that has no workers: order, skipping, resuming, failing, rejecting."""
 
+import errno
 import json
 import shutil
 import time
@@ -18,6 +19,7 @@ from engine.runs import open_run, read_record
 from engine.store import StepRef
 from flows.evaluate import evaluate
 from flows.rlhf import rlhf
+from tasks import attempts
 from tasks.data import start_run
 from tasks.embedded import EmbeddedServer
 from tasks.refs import RunRef, opened, remember
@@ -89,7 +91,7 @@ def test_a_finished_run_is_found_finished(options: Options, fake_session: type[F
     first = rlhf(config=options(), run_key="again")
     fake_session.calls.clear()
     second = rlhf(run_key="again", root=options()["root"])
-    assert fake_session.calls == ["close"]
+    assert fake_session.calls == []
     assert second["iterations_reused"] == 2
     rlhf(run_key="again", root=options()["root"])
     assert {run.state.name for run in task_runs(last_flow_run())} == {"Cached"}
@@ -106,6 +108,18 @@ def test_a_run_continues_behind_its_last_committed_step(options: Options, fake_s
     result = rlhf(run_key="disk", root=options()["root"])
     assert fake_session.calls == ["iterations/00002/train", "evaluation/00002", "close"]
     assert result["iterations_reused"] == 1
+
+
+def test_the_cause_is_told_even_if_the_end_cannot_be_noted(
+    options: Options, fake_session: type[FakeSession], monkeypatch: pytest.MonkeyPatch
+):
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(attempts, "end_attempt", no_room)
+    fake_session.failures["iterations/00002/train"] = [StoreError("the disk is full")]
+    with pytest.raises(StoreError, match="the disk is full"):
+        rlhf(config=options(), run_key="no-room")
 
 
 @pytest.mark.parametrize("lost", ["iterations/00001/rollout", "iterations/00002/rollout"])
@@ -192,7 +206,8 @@ def test_evaluations_in_between_come_every_kth_iteration(options: Options, fake_
 def test_operators_see_progress_table_and_report(options: Options):
     rlhf(config=options(), run_key="artifacts")
     assert artifacts("artifacts-progress")[0].data == 100.0
-    rows = json.loads(artifacts("artifacts-iterations")[0].data)
+    newest = max(artifacts("artifacts-iterations"), key=lambda table: table.created)
+    rows = json.loads(newest.data)
     assert [row["iteration"] for row in rows] == [1, 2] and rows[1]["train/grad_norm"] == 0.5
     assert "Gate: promote" in artifacts("artifacts-report")[0].data
 

@@ -23,7 +23,7 @@ from tests.unit.tasks.finished import Finished
 pytestmark = pytest.mark.usefixtures("fake_session", "mlflow_tables")
 
 Configure = Callable[..., RunConfig]
-WRITERS, POINTS, LOCKED_S = 4, 40, 3.0
+WRITERS, POINTS, LOCKED_S = 8, 200, 3.0
 WRITER_PROGRAM = """
 import multiprocessing, sys
 import mlflow.store.tracking.sqlalchemy_store
@@ -32,9 +32,9 @@ from tasks.mlflow_store import connect, patiently
 
 def write(root, run_id, writer, points):
     client = connect(root, None)
-    for step in range(points):
-        point = Metric(f"writer_{writer}", float(step), 1000 + step, step)
-        patiently(lambda: client.log_batch(run_id, metrics=[point]))
+    history = [Metric(f"writer_{writer}", float(step), 1000 + step, step) for step in range(points)]
+    for first in range(0, points, 5):
+        patiently(lambda: client.log_batch(run_id, metrics=history[first : first + 5]))
 
 root, run_id, writers, points = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 context = multiprocessing.get_context("fork")
@@ -120,7 +120,7 @@ def test_a_run_without_a_registry_does_not_touch_mlflow(config: Configure, tmp_p
 
 
 def test_writers_wait_for_a_locked_database(tmp_path: Path):
-    """Four processes write while another one holds the write lock: every point arrives, once."""
+    """Eight processes write while another one holds the write lock: every point arrives, once."""
     root = str(tmp_path / "runs")
     client = connect(root, None)
     run_id = client.create_run(client.create_experiment("writers")).info.run_id
