@@ -3,6 +3,7 @@ it can be repeated, continued after a kill and completed after an outage without
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 KEY_TAG = "run_key"
 _BATCH = 1000  # metrics that MLflow takes in one request
 _PARAMS = 100  # parameters that MLflow takes in one request
+_CANCEL_S = 5.0  # that a cancelled run waits for a first contact which may never come
 _CONTEXT = {"data/train": "training", "data/eval": "evaluation"}
 
 T = TypeVar("T")
@@ -137,30 +139,60 @@ class Tracker:
 
 
 _TRACKERS: dict[RunRef, Tracker] = {}
+_CONTACTS: dict[RunRef, threading.Thread] = {}  # that make a tracker; they take seconds in which the run goes on
 
 
 def tracker_for(ref: RunRef) -> Tracker:
     """The run's tracker in this process. Raises TransientError if MLflow cannot be used."""
+    if contact := _CONTACTS.pop(ref, None):
+        contact.join()
     if ref not in _TRACKERS:
         _TRACKERS[ref] = Tracker(opened(ref))
     return _TRACKERS[ref]
 
 
 def track(ref: RunRef) -> None:
-    """Show MLflow what is committed so far; an outage delays the points (the manifests keep them), it does not stop the run."""
+    """Show MLflow what is committed so far; the first call only begins to reach it.
+
+    An outage delays the points (the manifests keep them), it does not stop the run.
+    """
     if opened(ref).config.registry is None:
         return
+    if ref not in _TRACKERS:
+        _begin_contact(ref)
+        return
     try:
-        tracker_for(ref).log_committed()
+        _TRACKERS[ref].log_committed()
     except TransientError as error:
-        log.warning("MLflow gets this run's metrics later: %s", error)
+        _delayed(error)
 
 
 def end_tracking(ref: RunRef, status: str, tags: dict[str, str]) -> None:
     """Send what is missing and end the MLflow run; does nothing for a run that never talked to MLflow."""
+    if contact := _CONTACTS.pop(ref, None):
+        contact.join(_CANCEL_S if status == "KILLED" else None)
     if tracker := _TRACKERS.pop(ref, None):
         tracker.log_committed()
         tracker.finish(status, tags)
+
+
+def _begin_contact(ref: RunRef) -> None:
+    """Make the tracker beside the run, unless that is being done."""
+    if ref in _CONTACTS and _CONTACTS[ref].is_alive():
+        return
+    _CONTACTS[ref] = threading.Thread(target=_reach, args=(ref,), name="mlflow", daemon=True)
+    _CONTACTS[ref].start()
+
+
+def _reach(ref: RunRef) -> None:
+    try:
+        _TRACKERS[ref] = Tracker(opened(ref))
+    except TransientError as error:
+        _delayed(error)
+
+
+def _delayed(error: TransientError) -> None:
+    log.warning("MLflow gets this run's metrics later: %s", error)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:

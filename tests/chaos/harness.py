@@ -1,5 +1,6 @@
 """Kills random processes of a run at random moments, from a seed, until it is done; and says what each kill cost."""
 
+import json
 import random
 import signal
 import time
@@ -15,7 +16,7 @@ from tests.helpers.command import SECONDS, SMOKE, start
 
 VICTIMS = ("driver", "worker", "rollout", "raylet", "gcs", "prefect")
 IN_FLIGHT_S = 0.3  # a step whose commit was under way at the kill is no sign of recovery
-EARLIEST_S, LATEST_S = 0.05, 2.0  # after a training step was committed
+EARLIEST, LATEST = 0.05, 1.5  # iterations after a training step was committed, by the time that the one before took
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Chaos:
         """Kill one process and wait until another training step is committed; None if the run was faster."""
         before = self._steps("train")
         self._until(lambda: self._steps("train") > before or self._ended_well())
-        moment = self._draw.uniform(EARLIEST_S, LATEST_S)
+        moment = self._draw.uniform(EARLIEST, LATEST) * self._pace()
         time.sleep(moment)
         if self._ended_well() or (target := self._find(victim)) is None:
             return None
@@ -97,6 +98,11 @@ class Chaos:
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return None
+
+    def _pace(self) -> float:
+        """Seconds that the work of the newest iteration took: a fast machine must not be done before it is disturbed."""
+        newest = [list(self._manifests(kind).values())[-1] for kind in ("rollout", "train")]
+        return sum(float(json.loads(manifest)["metrics"]["time/step_s"]) for manifest in newest)
 
     def _steps(self, kind: str) -> int:
         return len(self._manifests(kind))

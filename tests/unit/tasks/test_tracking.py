@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from mlflow.exceptions import MlflowException
 
 from engine.config import RunConfig
 from engine.errors import TransientError
-from tasks import mlflow_store
+from tasks import mlflow_store, tracking
 from tasks.mlflow_store import connect, patiently
 from tasks.refs import RunRef, opened
 from tasks.tracking import Tracker, end_tracking, track, tracker_for
@@ -59,6 +60,7 @@ def history(ref: RunRef, run_id: str, name: str) -> list[tuple[int, float]]:
 
 def test_a_run_is_described_by_options_data_tags_and_metrics(registered: Configure):
     run = Finished(registered(), "described")
+    tracker_for(run.ref)
     track(run.ref)
     (seen,) = tracked(run.ref)
     assert seen.data.tags["run_key"] == "described" and seen.data.tags["seed"] == "5"
@@ -109,6 +111,58 @@ def test_an_outage_does_not_stop_the_run_and_loses_no_point(registered: Configur
         with pytest.raises(TransientError, match="the server is away"):
             end_tracking(run.ref, "FINISHED", {})
     track(run.ref)
+    end_tracking(run.ref, "FINISHED", {})
+    (seen,) = tracked(run.ref)
+    assert len(history(run.ref, seen.info.run_id, "reward/score_mean")) == 2
+
+
+def test_a_run_goes_on_while_mlflow_is_reached(registered: Configure, monkeypatch: pytest.MonkeyPatch):
+    """The first contact starts MLflow, which takes seconds; the end waits for it, and nothing is missing."""
+    run, reached = Finished(registered(), "reached"), threading.Event()
+
+    def connect_late(*arguments: Any) -> Any:
+        assert reached.wait(60)
+        return connect(*arguments)
+
+    monkeypatch.setattr(tracking, "connect", connect_late)
+    track(run.ref)
+    track(run.ref)
+    reached.set()
+    end_tracking(run.ref, "FINISHED", {"verdict": "promote"})
+    (seen,) = tracked(run.ref)
+    assert seen.info.status == "FINISHED" and seen.data.tags["verdict"] == "promote"
+    assert len(history(run.ref, seen.info.run_id, "reward/score_mean")) == 2
+
+
+def test_a_cancelled_run_does_not_wait_for_a_contact_that_never_comes(
+    registered: Configure, monkeypatch: pytest.MonkeyPatch
+):
+    run, reached = Finished(registered(), "away"), threading.Event()
+
+    def refuse_late(*arguments: Any) -> Any:
+        assert reached.wait(60)
+        raise TransientError("the server is away", remedy="wait")
+
+    monkeypatch.setattr(tracking, "connect", refuse_late)
+    monkeypatch.setattr(tracking, "_CANCEL_S", 0.1)
+    track(run.ref)
+    end_tracking(run.ref, "KILLED", {})
+    assert not reached.is_set()
+    reached.set()
+
+
+def test_a_contact_that_failed_is_begun_again(registered: Configure, monkeypatch: pytest.MonkeyPatch):
+    run = Finished(registered(), "again")
+
+    def refuse(*arguments: Any) -> Any:
+        raise TransientError("the server is away", remedy="wait")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking, "connect", refuse)
+        track(run.ref)
+        end_tracking(run.ref, "FINISHED", {})
+    track(run.ref)
+    end_tracking(run.ref, "FINISHED", {})
     (seen,) = tracked(run.ref)
     assert len(history(run.ref, seen.info.run_id, "reward/score_mean")) == 2
 
