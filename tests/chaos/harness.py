@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from tests.helpers.command import SECONDS, SMOKE, start
 
 VICTIMS = ("driver", "worker", "rollout", "raylet", "gcs", "prefect")
 IN_FLIGHT_S = 0.3  # a step whose commit was under way at the kill is no sign of recovery
-EARLIEST, LATEST = 0.05, 1.5  # iterations after a training step was committed, by the time that the one before took
+EARLIEST, LATEST = 0.05, 1.5  # iterations after a training step was committed
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,10 @@ class Chaos:
         return None
 
     def _pace(self) -> float:
-        """Seconds that the work of the newest iteration took: a fast machine must not be done before it is disturbed."""
-        newest = [list(self._manifests(kind).values())[-1] for kind in ("rollout", "train")]
-        return sum(float(json.loads(manifest)["metrics"]["time/step_s"]) for manifest in newest)
+        """Seconds of a quick iteration: a fast machine must not be done before it is disturbed."""
+        trained = [json.loads(text) for text in self._manifests("train").values()]
+        gaps = [after["committed_at"] - before["committed_at"] for before, after in pairwise(trained)]
+        return min(gaps, default=trained[0]["metrics"]["time/step_s"])
 
     def _steps(self, kind: str) -> int:
         return len(self._manifests(kind))
