@@ -23,6 +23,7 @@ WATCHED = {
 }
 RATE = "rate_scale"  # controller: what the learning rate is multiplied with
 LOWERED = 0.5  # by one action
+_ROUNDING = 1e-6  # relative; scores this near to each other are one number
 
 
 def judge(guards: Sequence[GuardConfig], metrics: Metrics, controllers: Mapping[str, float]) -> dict[str, float]:
@@ -56,6 +57,14 @@ def judge(guards: Sequence[GuardConfig], metrics: Metrics, controllers: Mapping[
             "model.source=runs:RUN_KEY, model.init=pretrained and sft=null.",
         )
     return after
+
+
+def equal_scores(metrics: Mapping[str, float | None]) -> float | None:
+    """The number that all scores of an iteration were, so that they taught nothing; None = they differed, or were not there."""
+    spread, mean = metrics.get("reward/score_std"), metrics.get("reward/score_mean")
+    if spread is None or mean is None or not spread <= _ROUNDING * max(1.0, abs(mean)):
+        return None
+    return mean
 
 
 def lowers_rate(guards: Sequence[GuardConfig]) -> bool:

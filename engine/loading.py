@@ -96,7 +96,11 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
     Raises one ConfigError that lists every unknown, missing or impossible option and every missing file.
     """
-    parsed = parse_config(source, overrides)
+    return accepted(parse_config(source, overrides))
+
+
+def accepted(parsed: Parsed[C]) -> C:
+    """The configuration, if nothing is wrong with it. Raises ConfigError with all that is."""
     if parsed.problems or parsed.config is None:
         raise refused(parsed.problems)
     return parsed.config

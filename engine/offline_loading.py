@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.loading import Form, NamedSources, Parsed, parse_form, read_content, refused
+from engine.loading import Form, NamedSources, Parsed, accepted, parse_form, read_content
 from engine.offline_checks import check_offline
 from engine.offlineconfig import OfflineConfig
 
@@ -24,14 +24,8 @@ _STAND_INS: dict[str, Any] = {
 
 
 def load_offline(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | None = None) -> OfflineConfig:
-    """The configuration in a YAML file, or given as its content, changed by `section.option=value` texts.
-
-    Raises one ConfigError that lists every unknown, missing or impossible option and every missing file.
-    """
-    parsed = parse_offline(source, overrides)
-    if parsed.problems or parsed.config is None:
-        raise refused(parsed.problems)
-    return parsed.config
+    """As engine.loading.load_config, for a run on fixed rows."""
+    return accepted(parse_offline(source, overrides))
 
 
 def parse_offline(

@@ -172,14 +172,19 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Replace run.json in one step, at the storage as well where the root is a URL; there only the lease holder may."""
-    temporary = folder / f".{RECORD}.new"
+    """Replace run.json; of a run on object storage only the lease holder may."""
+    write_json(folder, RECORD, record)
+
+
+def write_json(folder: Path, name: str, content: dict[str, Any]) -> None:
+    """Replace a file of a run's folder in one step, at the storage as well where the root is a URL."""
+    temporary = folder / f".{name}.new"
     with temporary.open("w") as stream:
-        json.dump(record, stream, indent=1)
+        json.dump(content, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
-    temporary.rename(folder / RECORD)
-    save_file(folder, RECORD)
+    temporary.rename(folder / name)
+    save_file(folder, name)
 
 
 def begin_attempt(run: Run[Any]) -> None:

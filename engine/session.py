@@ -1,6 +1,7 @@
 """Session: the worker groups of one run and the step they currently hold; the only object that tasks talk to."""
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from engine.device_memory import smaller_micro_batches
 from engine.errors import DeviceMemoryError, DivergedError, StoreError
 from engine.evaluation import evaluate_suite
 from engine.experience import drawn_prompts, load_experience, prompt_batch, save_experience
-from engine.guards import RATE, judge, lowers_rate
+from engine.guards import RATE, equal_scores, judge, lowers_rate
 from engine.handover import HandOver
 from engine.metrics import Metrics
 from engine.placed import Workers
@@ -42,6 +43,7 @@ from engine.workers.reference import ReferenceWorker
 from engine.workers.reward import RewardWorker
 from engine.workers.trained import TrainedWorker, optimizer_file
 
+log = logging.getLogger(__name__)
 START = "start"
 CANARY_ROWS = 8
 Listener = Callable[[str, int, int, Metrics], None]  # stage, step, steps planned, metrics
@@ -240,6 +242,8 @@ class Session:
             for trained in (roles.policy, *self._critics()):
                 trained.call(TrainedWorker.scale_rate, progress.controllers.get(RATE, 1.0))
         learned = self._flow.learn(roles, batch, self.run.config, progress)
+        if (score := equal_scores(learned.metrics.values())) is not None:
+            log.warning("All scores of iteration %d are %g: they teach the policy nothing.", iteration, score)
         after = judge(guards, learned.metrics, learned.progress.controllers)
         return Learned(learned.metrics, Progress(iteration, after))
 

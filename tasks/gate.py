@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from engine.config import GateConfig
+from engine.config import GateConfig, RunConfig
+from engine.guards import equal_scores
 from engine.offlineconfig import OfflineGateConfig
-from engine.store import StepRef
+from engine.runs import Run
+from engine.store import StepRef, step_path
 from tasks.refs import RunRef, durable, opened
 
 _SCORE, _COST = ("score_mean", "components"), ("cost_mean", "cost_components")
@@ -65,18 +67,37 @@ def gate_policy(run: RunRef, evaluation: StepRef, baseline: StepRef, obstacle: s
     """Commit the verdict on the final policy; its facts are {"verdict", "reasons"}.
 
     evaluation, baseline: reports of the final policy and of the start checkpoint; obstacle: why the registry's champion
-    cannot be compared with, which rejects.
+    cannot be compared with, which rejects. So do scores that never differed within an iteration.
     """
     store, config = opened(run).store, opened(run).config
     if done := store.committed("gate", parent=evaluation):
         return done
     report, before = (store.manifest(step).facts["suites"] for step in (evaluation, baseline))
-    verdict = Verdict("reject", (f"cannot compare: {obstacle}",)) if obstacle else judge(report, before, config.gate)
+    obstacle = obstacle and f"cannot compare: {obstacle}"
+    if reason := obstacle or nothing_to_learn_from(opened(run)):
+        verdict = Verdict("reject", (reason,))
+    else:
+        verdict = judge(report, before, config.gate)
     with store.commit("gate", parent=evaluation) as draft:
         draft.facts = {"verdict": verdict.verdict, "reasons": list(verdict.reasons)}
         content = {**asdict(verdict), "gate": config.gate.model_dump(), "report": report, "baseline": before}
         (draft.folder / "verdict.json").write_text(json.dumps(content, indent=1))
     return draft.ref
+
+
+def nothing_to_learn_from(run: Run[Any]) -> str | None:
+    """Why the run cannot have improved anything: all its scores were the same. None = there is no such reason."""
+    config, found = run.config, set[float]()
+    if not isinstance(config, RunConfig) or config.cost:
+        return None
+    for iteration in range(1, config.iterations + 1):
+        step = run.store.committed(step_path("train", iteration))
+        score = equal_scores(run.store.manifest(step).metrics) if step else None
+        if score is None:
+            return None
+        found.add(score)
+    each = ", ".join(f"{score:g}" for score in sorted(found))
+    return f"within each of the {config.iterations} iterations all scores were the same ({each}): they teach nothing"
 
 
 def verdict_of(run: RunRef, gate: StepRef) -> Verdict:

@@ -78,6 +78,7 @@ def register_policy(run: RunRef, gate: StepRef, policy: StepRef, evaluation: Ste
 def promote(name: str, version: str | None, reason: str, root: str, tracking_uri: str | None) -> dict[str, Any]:
     """Make a version champion by hand (None = the challenger), with the reason kept as a tag. Raises ConfigError."""
     client = connect(root, tracking_uri)
+    require_model(client, name)
     chosen = version or _required_alias(client, name, CHALLENGER)
     return _move(client, name, chosen, "promoted", reason)
 
@@ -85,8 +86,17 @@ def promote(name: str, version: str | None, reason: str, root: str, tracking_uri
 def rollback(name: str, version: str | None, reason: str, root: str, tracking_uri: str | None) -> dict[str, Any]:
     """Make an earlier version champion again (None = the previous one), with the reason kept as a tag. Raises ConfigError."""
     client = connect(root, tracking_uri)
+    require_model(client, name)
     chosen = version or _required_alias(client, name, PREVIOUS)
     return _move(client, name, chosen, "rolled_back_to", reason)
+
+
+def require_model(client: "MlflowClient", name: str) -> None:
+    """Raise ConfigError, with the names that there are, unless a model of this name is registered."""
+    known = [model.name for model in patiently(client.search_registered_models)]
+    if name not in known:
+        remedy = f"no such model in {client.tracking_uri}; registered: {', '.join(known) or 'none'}"
+        raise ConfigError("There is no such model.", problems=[Problem("name", name, remedy)])
 
 
 def make_champion(client: "MlflowClient", name: str, version: str) -> None:

@@ -1,6 +1,5 @@
 """What a run tells: progress while it goes, one table per run, the final report and the result that the command prints."""
 
-import json
 import logging
 import re
 import time
@@ -18,8 +17,7 @@ from prefect.artifacts import (
 from prefect.client.schemas.actions import ArtifactCreate
 
 from engine.errors import StoreError
-from engine.remote_store import save_file
-from engine.runs import Run
+from engine.runs import Run, write_json
 from engine.store import Manifest, StepRef, step_path
 from tasks.attempts import current, done_of, finish
 from tasks.gate import verdict_of
@@ -121,8 +119,7 @@ def final_report(ref: RunRef) -> dict[str, Any]:
             path=result["run_dir"],
             remedy="Resume the run.",
         )
-    (opened(ref).store.folder / RESULT_FILE).write_text(json.dumps(result, indent=1))
-    save_file(opened(ref).store.folder, RESULT_FILE)
+    write_json(opened(ref).store.folder, RESULT_FILE, result)
     _show_table(ref, range(1, planned + 1))
     create_markdown_artifact(
         markdown=_markdown(result), key=_key(ref, "report"), description=f"Report of {ref.run_key}"
@@ -173,8 +170,7 @@ def evaluation_report(ref: RunRef) -> dict[str, Any]:
         "seconds": round(time.time() - current(ref)["began"], 3),
         "evaluation": evaluation_summary(run),
     }
-    (run.store.folder / RESULT_FILE).write_text(json.dumps(result, indent=1))
-    save_file(run.store.folder, RESULT_FILE)
+    write_json(run.store.folder, RESULT_FILE, result)
     table = [{"suite": name, **report} for name, report in result["evaluation"].items()]
     create_table_artifact(
         table=table, key=_key(ref, "evaluation"), description=f"Evaluation of {run.config.model.source}"

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.commands.outcome import Outcome
-from engine.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)
@@ -46,12 +45,10 @@ def list_models(where: Registry) -> Outcome:
 def show(where: Registry, name: str) -> Outcome:
     """Every version of a model, newest first, with its tags. Raises ConfigError if there is no such model."""
     from tasks.mlflow_store import connect, patiently
+    from tasks.registry import require_model
 
     client = connect(where.root, where.tracking_uri)
-    known = [model.name for model in patiently(client.search_registered_models)]
-    if name not in known:
-        problem = Problem("name", name, f"no such model; registered: {', '.join(known) or 'none'}")
-        raise ConfigError("There is no model to show.", problems=[problem])
+    require_model(client, name)
     aliases = _aliases(client, name)
     found = patiently(lambda: client.search_model_versions(f"name = '{name}'"))
     rows = [

@@ -7,7 +7,7 @@ import signal
 import struct
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,9 +82,10 @@ class Watch:
         Its sockets break before its end can be waited for, and Ray terminates a process that writes to them.
         """
         with self._lock:
-            parts = [pid for pid, process in self._watched.items() if process.rank is None]
-        if any(is_ending(pid) for pid in parts):
-            self.lost.result(NOTICED_S)
+            parts = [process for process in self._watched.values() if process.rank is None]
+        ending = next((process for process in parts if is_ending(process.pid)), None)
+        if ending is not None and not wait([self.lost], NOTICED_S).done:
+            self._report(ending, f"is ending and was still there {NOTICED_S:g} s later")
 
     def forget(self, pids: Iterable[int]) -> None:
         """These processes are about to be ended."""

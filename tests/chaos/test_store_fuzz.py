@@ -44,11 +44,7 @@ def test_a_damaged_store_never_gives_other_weights(finished: tuple[Run, str], tm
         shutil.copytree(whole.store.folder, folder)
         done = [damage(folder, draw) for _ in range(draw.choice((1, 1, 2, 3)))]
         ending = resumed(tmp_path, str(seed))
-        if isinstance(ending, HybridFlowError):
-            assert names_its_cause(ending), f"seed {seed}, {done}: {ending!r}"
-            refused += 1
-        else:
-            assert ending == weights, f"seed {seed}: {done}"
+        refused += was_refused(ending, weights, f"seed {seed}, {done}")
         shutil.rmtree(folder)
     assert refused < AT_A_TIME / 2  # most damage heals
 
@@ -86,6 +82,11 @@ def completed(run: Run) -> str:
     return weights_sha256(load_folder(run.store.read(step) / "policy"))
 
 
-def names_its_cause(error: HybridFlowError) -> bool:
-    """Whether it says which file or option, and what to do."""
-    return bool(error.where.get("path") and error.remedy) or (isinstance(error, ConfigError) and bool(error.problems))
+def was_refused(ending: str | HybridFlowError, weights: str, case: str) -> bool:
+    """Whether a run was refused, saying which file or option and what to do; one that went on must have these weights."""
+    if isinstance(ending, HybridFlowError):
+        options = isinstance(ending, ConfigError) and ending.problems
+        assert options or (ending.where.get("path") and ending.remedy), f"{case}: {ending!r}"
+        return True
+    assert ending == weights, case
+    return False

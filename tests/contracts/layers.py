@@ -54,7 +54,7 @@ LAYERS = {
         ours=(
             "tasks",
             *engine("session", "runs", "store", "preflight", "loading", "config", "errors", "data", "gguf"),
-            *engine("leftovers", "outlook", "remote", "remote_store", "repair", "retention", "roots"),
+            *engine("guards", "leftovers", "outlook", "remote", "remote_store", "repair", "retention", "roots"),
             *OFFLINE,
             "engine.offline_session",
         ),

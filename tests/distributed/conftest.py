@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests that ask for it; sessions that end with their test."""
+"""One Ray cluster for all tests that ask for it; sessions that end with their test; two ranks of torch.distributed."""
 
 import os
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ import pytest
 
 from engine.session import Session
 from tests.helpers.clusters import cluster_of
+from tests.helpers.processes import Ranks
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +32,11 @@ def sessions() -> Iterator[list[Session]]:
     yield opened
     for session in opened:
         session.close()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two processes of one gloo group."""
+    group = Ranks(2, tmp_path_factory.mktemp("ranks") / "rendezvous")
+    yield group
+    group.close()

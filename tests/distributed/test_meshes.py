@@ -41,13 +41,6 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    group = Ranks(2, tmp_path_factory.mktemp("ranks") / "rendezvous")
-    yield group
-    group.close()
-
-
-@pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model") / "policy", tied=True, heads=HEADS)
 

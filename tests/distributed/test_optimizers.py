@@ -1,6 +1,5 @@
 """Every optimiser on every backend with two ranks follows its definition, and its state goes on in plain torch."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,6 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    group = Ranks(2, tmp_path_factory.mktemp("ranks") / "rendezvous")
-    yield group
-    group.close()
-
-
-@pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model") / "policy")
 
@@ -73,11 +65,11 @@ def case(rank: int, world_size: int, source: str, options: dict[str, Any]) -> di
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_two_ranks_follow_the_definition(name: str, backend: str, ranks: Ranks, source: Path) -> None:
+def test_two_ranks_follow_the_definition(name: str, backend: str, two: Ranks, source: Path) -> None:
     options = {**COMMON, **OPTIMIZERS[name]}
     batches = [step_batch(step) for step in range(STEPS)]
     reference: Reference = train_in_one_go(source, batches, trainer_spec(source, **options))
-    first, _ = ranks.run(case, str(source), {**BACKENDS[backend], **options})
+    first, _ = two.run(case, str(source), {**BACKENDS[backend], **options})
     for found, wanted in zip(first["metrics"], reference.metrics, strict=True):
         assert found == pytest.approx(wanted, rel=1e-5)
     assert gap(first["weights"], reference.weights) < 1e-5

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,6 @@ OPTIONS = {"lr": 1e-3, "schedule": "linear", "warmup_steps": 2, "eps": 1e-4}
 
 # Micro-batches of rank 0 and rank 1 in each step, in rows of one batch of 12; a rank may have none.
 CUTS = [([6], [6]), ([2, 3], [1, 2, 4]), ([], [5, 7]), ([12], []), ([1, 1, 1, 1, 1], [7])]
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    group = Ranks(2, tmp_path_factory.mktemp("ranks") / "rendezvous")
-    yield group
-    group.close()
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +117,10 @@ def full_case(rank: int, world_size: int, source: str, options: dict[str, Any]) 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=NAMES)
 def test_two_ranks_in_float32_equal_one_process(
-    backend: dict[str, Any], ranks: Ranks, tied_source: Path, tied_reference: Reference
+    backend: dict[str, Any], two: Ranks, tied_source: Path, tied_reference: Reference
 ) -> None:
     """Unequal micro-batches, embeddings tied to the head, and a refused step before the first."""
-    first, second = ranks.run(full_case, str(tied_source), {**backend, **OPTIONS})
+    first, second = two.run(full_case, str(tied_source), {**backend, **OPTIONS})
     assert_equal(first["untouched"], first["before"])
     assert first["metrics"] == second["metrics"]
     for found, wanted in zip(first["metrics"], tied_reference.metrics, strict=True):
@@ -149,11 +141,11 @@ def test_two_ranks_in_float32_equal_one_process(
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=NAMES)
 def test_two_ranks_in_bfloat16_learn_on_float32_masters(
-    backend: dict[str, Any], ranks: Ranks, source: Path, reference: Reference
+    backend: dict[str, Any], two: Ranks, source: Path, reference: Reference
 ) -> None:
     """bfloat16 has 3 digits and the stages round at different places: bounds are 1 % of loss and 3 % of the norm."""
     options = {**backend, **OPTIONS, "dtype": "bfloat16", "gradient_checkpointing": True}
-    first, _ = ranks.run(full_case, str(source), options)
+    first, _ = two.run(full_case, str(source), options)
     assert_equal(first["untouched"], first["before"])
     for found, wanted in zip(first["metrics"], reference.metrics, strict=True):
         assert found["policy/nll"] == pytest.approx(wanted["policy/nll"], rel=1e-2)
@@ -183,11 +175,11 @@ def continue_case(rank: int, world_size: int, source: str, options: dict[str, An
     return {"reread": reread, "weights": trainer.weights(), "state": trainer.optimizer_state()}
 
 
-def test_a_snapshot_of_two_ranks_continues_on_any_layout(ranks: Ranks, source: Path) -> None:
+def test_a_snapshot_of_two_ranks_continues_on_any_layout(two: Ranks, source: Path) -> None:
     """ZeRO 2 on two ranks stops, all others go on; the head's bias is one number and cannot be divided."""
-    saved = ranks.run(start_case, str(source), {"zero_stage": 2, **OPTIONS})[0]
+    saved = two.run(start_case, str(source), {"zero_stage": 2, **OPTIONS})[0]
     results = [continue_case(0, 1, str(source), {**backend, **OPTIONS}, saved) for backend in BACKENDS]
-    results += [ranks.run(continue_case, str(source), {**backend, **OPTIONS}, saved)[0] for backend in BACKENDS[2:]]
+    results += [two.run(continue_case, str(source), {**backend, **OPTIONS}, saved)[0] for backend in BACKENDS[2:]]
     for result in results:
         assert_equal(result["reread"]["weights"], saved["weights"])
         assert_equal(result["reread"]["state"], saved["state"])
@@ -216,8 +208,8 @@ def frozen_case(rank: int, world_size: int, source: str, backend: dict[str, Any]
     return build_trainer(spec).score(step_batch(0).split([4, 8]) if rank == 0 else [], response_logprobs)
 
 
-def test_a_frozen_model_scores_the_same_spread_or_whole(ranks: Ranks, source: Path) -> None:
-    spread, idle = ranks.run(frozen_case, str(source), BACKENDS[5])
+def test_a_frozen_model_scores_the_same_spread_or_whole(two: Ranks, source: Path) -> None:
+    spread, idle = two.run(frozen_case, str(source), BACKENDS[5])
     whole = build_trainer(trainer_spec(source, frozen=True)).score([step_batch(0)], response_logprobs)
     assert idle == []
     torch.testing.assert_close(torch.cat(spread), whole[0], rtol=1e-5, atol=1e-5)

@@ -45,24 +45,33 @@ def test_resuming_a_finished_run_does_nothing_again(smoke_result: dict[str, Any]
     assert manifests(smoke_folder / "runs" / "smoke-1") == before
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=["kill -9", "ctrl-c", "terminate"])
-def test_a_run_that_was_ended_continues_and_ends_with_the_same_weights(
-    smoke_result: dict[str, Any], tmp_path: Path, how: signal.Signals
+def test_a_run_that_is_ended_again_and_again_ends_with_the_same_weights(
+    smoke_result: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "ended"
-    process = start("run", str(SMOKE), "--run-key", "ended", "--json", cwd=tmp_path)
-    wait_for(folder / "iterations" / "00001" / "train" / MANIFEST, process)
-    process.send_signal(how)
-    output, _ = process.communicate(timeout=SECONDS)
-    if how is not signal.SIGKILL:
-        assert process.returncode == 130
-        assert json.loads(output.splitlines()[-1])["status"] == "cancelled"
-    wait_until_gone("ended", seconds=20)
-    before = manifests(folder)
+    command = ["run", str(SMOKE), "--run-key", "ended"]
+    endings = {
+        "start": signal.SIGKILL,
+        "iterations/00001/train": signal.SIGINT,
+        "iterations/00002/train": signal.SIGTERM,
+    }
+    before: dict[str, str] = {}
+    for step, how in endings.items():
+        process = start(*command, "--json", cwd=tmp_path)
+        wait_for(folder / step / MANIFEST, process)
+        process.send_signal(how)
+        output, _ = process.communicate(timeout=SECONDS)
+        if how is not signal.SIGKILL:
+            assert process.returncode == 130, how
+            assert json.loads(output.splitlines()[-1])["status"] == "cancelled", how
+        wait_until_gone("ended", seconds=20)
+        assert manifests(folder).items() >= before.items(), how
+        before = manifests(folder)
+        command = ["resume", "ended"]
 
     result = result_of("resume", "ended", cwd=tmp_path)
     assert result["status"] == "completed"
-    assert result["iterations_reused"] >= 1
+    assert result["iterations_reused"] >= 2
     assert result["weights_sha256"] == smoke_result["weights_sha256"]
     assert manifests(folder).items() >= before.items()
 

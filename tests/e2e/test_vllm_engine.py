@@ -22,7 +22,7 @@ from engine.backends.weight_sync import (
     verify_served,
 )
 from engine.errors import ConfigError, DivergedError, ShapeError, StoreError, TransientError
-from tests.helpers.engines import logprobs_of, rollout_spec, shared_vllm
+from tests.helpers.engines import assert_ends_are_told, logprobs_of, rollout_spec, shared_vllm
 from tests.helpers.tiny import BOS, EOS, VOCAB_SIZE, chain_weights, named_weights, tiny_folder, tiny_model
 
 STEM = [BOS, *((7 * place) % 90 + 3 for place in range(160))]  # long enough to fill cached blocks and to be split
@@ -193,13 +193,7 @@ def test_scores_are_log_softmax_of_the_model(engine, first):
 
 
 def test_the_first_end_token_belongs_to_the_response_and_tells_why_it_ended(engine):
-    responses = sample(engine, [PROMPTS[1]] * 100, range(100), max_tokens=32)
-    for one in responses:
-        assert len(one.token_ids) == len(one.logprobs)
-        assert EOS not in one.token_ids[:-1]
-        assert one.finish_reason == (0 if one.token_ids[-1] == EOS else 1)
-        assert one.finish_reason == 0 or len(one.token_ids) == 32
-    assert {one.finish_reason for one in responses} == {0, 1}
+    assert_ends_are_told(sample(engine, [PROMPTS[1]] * 100, range(100), max_tokens=32), EOS, 32)
 
 
 def test_sampled_ids_come_back_untouched_where_text_would_merge_them(engine):

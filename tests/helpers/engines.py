@@ -1,6 +1,7 @@
 """Rollout engines for tests: one vLLM engine for the whole test process, because it takes seconds to start."""
 
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.backends.base import RolloutSpec
+from engine.backends.base import Completion, RolloutSpec
 from engine.backends.engines import build_engine
 from tests.helpers.tiny import tiny_folder
 
@@ -44,3 +45,13 @@ def logprobs_of(model: Any, prompt: list[int], response: tuple[int, ...], temper
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
     return logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+
+
+def assert_ends_are_told(responses: Sequence[Completion], end: int, limit: int) -> None:
+    """Some responses end with an end token, which belongs to them, the others at the limit; each says which."""
+    for one in responses:
+        assert len(one.token_ids) == len(one.logprobs)
+        assert end not in one.token_ids[:-1]
+        assert one.finish_reason == (0 if one.token_ids[-1] == end else 1)
+        assert one.finish_reason == 0 or len(one.token_ids) == limit
+    assert {one.finish_reason for one in responses} == {0, 1}

@@ -7,6 +7,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 HANG_S = 120.0
+HOLD_LEASE = """
+import os, sys
+if len(sys.argv) > 2:
+    os.environ["HYBRIDFLOW_CACHE"] = sys.argv[2]
+from engine.remote_lease import lease_in
+from engine.runs import run_folder
+folder = run_folder(sys.argv[1], "run")
+folder.mkdir(parents=True, exist_ok=True)
+lease = lease_in(folder)
+lease.acquire()
+print("held", flush=True)
+sys.stdin.read()
+lease.release()
+"""  # arguments: root, and a cache of its own
 
 
 def start(code: str, *arguments: str, cwd: Path | None = None) -> "subprocess.Popen[str]":

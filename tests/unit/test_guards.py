@@ -9,7 +9,7 @@ import pytest
 from engine.checks import check_config
 from engine.config import GuardConfig
 from engine.errors import DivergedError
-from engine.guards import WATCHED, judge
+from engine.guards import WATCHED, equal_scores, judge
 from engine.metrics import Metrics
 from tests.helpers.configs import config
 
@@ -91,3 +91,14 @@ def test_how_far_a_step_moved_the_policy_is_not_seen_where_there_is_only_one(wat
     assert [problem.key for problem in one_step] == ["guards[0].watch"]
     assert check_config(config(guards=guards, train={"mini_batches": 1, "epochs": 2})) == []
     assert check_config(config(guards=guards, train={"mini_batches": 2})) == []
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "found"),
+    [(0.0, 0.0, 0.0), (0.3, 3e-9, 0.3), (0.3, 1e-3, None), (None, None, None), (0.3, math.nan, None)],
+)
+def test_scores_are_equal_if_they_are_but_for_rounding(
+    mean: float | None, spread: float | None, found: float | None
+) -> None:
+    assert equal_scores({"reward/score_mean": mean, "reward/score_std": spread}) == found
+    assert equal_scores({}) is None

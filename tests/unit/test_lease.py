@@ -18,19 +18,6 @@ from engine.remote_lease import lease_in
 from engine.runs import run_folder
 from tests.helpers import programs
 
-HOLD = """
-import sys, time
-from engine.remote_lease import lease_in
-from engine.runs import run_folder
-folder = run_folder(sys.argv[1], "run")
-folder.mkdir(parents=True, exist_ok=True)
-lease = lease_in(folder)
-lease.acquire()
-print("held", flush=True)
-sys.stdin.read()
-lease.release()
-"""
-
 
 def owner(folder: Path) -> dict[str, object]:
     return json.loads((folder / "OWNER").read_text())
@@ -78,7 +65,7 @@ def test_one_folder_of_two_names_has_one_lease(tmp_path: Path):
 
 
 def test_another_living_process_is_refused_and_named(place: Place):
-    holder = programs.start(HOLD, place.root)
+    holder = programs.start(programs.HOLD_LEASE, place.root)
     try:
         programs.wait_for(holder, "held")
         before = sorted(place.folder.iterdir())
@@ -94,7 +81,7 @@ def test_another_living_process_is_refused_and_named(place: Place):
 
 
 def test_of_two_processes_at_once_exactly_one_gets_it(place: Place):
-    racers = [programs.start(HOLD, place.root) for _ in range(2)]
+    racers = [programs.start(programs.HOLD_LEASE, place.root) for _ in range(2)]
     lines = []
     for racer in racers:
         assert racer.stdout is not None
@@ -105,7 +92,7 @@ def test_of_two_processes_at_once_exactly_one_gets_it(place: Place):
 
 
 def test_a_killed_process_is_replaced_with_a_higher_fence(place: Place):
-    holder = programs.start(HOLD, place.root)
+    holder = programs.start(programs.HOLD_LEASE, place.root)
     programs.wait_for(holder, "held")
     holder.send_signal(signal.SIGKILL)
     holder.communicate(timeout=programs.HANG_S)
@@ -116,7 +103,7 @@ def test_a_killed_process_is_replaced_with_a_higher_fence(place: Place):
 
 
 def test_a_zombie_does_not_hold_it(place: Place):
-    holder = programs.start(HOLD, place.root)
+    holder = programs.start(programs.HOLD_LEASE, place.root)
     programs.wait_for(holder, "held")
     holder.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + programs.HANG_S

@@ -18,20 +18,6 @@ from engine.runs import run_folder
 from tests.helpers import programs
 from tests.helpers.storage import Storage
 
-HOLD = """
-import os, sys
-os.environ["HYBRIDFLOW_CACHE"] = sys.argv[2]
-from engine.remote_lease import lease_in
-from engine.runs import run_folder
-folder = run_folder(sys.argv[1], "run")
-folder.mkdir(parents=True, exist_ok=True)
-lease = lease_in(folder)
-lease.acquire()
-print("held", flush=True)
-sys.stdin.read()
-lease.release()
-"""
-
 
 @pytest.fixture
 def root(storage: Storage) -> str:
@@ -87,7 +73,7 @@ def test_the_holder_is_known(lease: Callable[[str], RemoteLease], place: Place):
 def test_a_living_process_with_another_cache_is_refused_and_named(
     lease: Callable[[str], RemoteLease], root: str, tmp_path: Path, place: Place
 ):
-    holder = programs.start(HOLD, root, str(tmp_path / "other"))
+    holder = programs.start(programs.HOLD_LEASE, root, str(tmp_path / "other"))
     try:
         programs.wait_for(holder, "held")
         before = place.sizes("owner").keys()
@@ -107,7 +93,7 @@ def test_a_living_process_with_another_cache_is_refused_and_named(
 def test_a_killed_process_of_this_machine_is_replaced_at_once(
     lease: Callable[[str], RemoteLease], root: str, tmp_path: Path
 ):
-    holder = programs.start(HOLD, root, str(tmp_path / "other"))
+    holder = programs.start(programs.HOLD_LEASE, root, str(tmp_path / "other"))
     programs.wait_for(holder, "held")
     holder.send_signal(signal.SIGKILL)
     holder.communicate(timeout=programs.HANG_S)

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from engine.backends.engines import build_engine
 from engine.backends.hf_rollout import _choose, _cut, _uniform
 from engine.errors import ShapeError, StoreError, TransientError
-from tests.helpers.engines import logprobs_of, rollout_spec
+from tests.helpers.engines import assert_ends_are_told, logprobs_of, rollout_spec
 from tests.helpers.tiny import BOS, EOS, VOCAB_SIZE, chain_weights, named_weights, tiny_folder, tiny_model
 
 PROMPTS = [[BOS, 5, 6, 7], [BOS, 40, 41], [BOS, *range(10, 60)], [BOS]]
@@ -128,13 +128,7 @@ def test_more_prompts_than_the_batch_limit_are_answered_in_parts(folder, model, 
 
 
 def test_the_first_end_token_belongs_to_the_response_and_tells_why_it_ended(engine):
-    responses = sample(engine, [PROMPTS[1]] * 100, range(100), max_tokens=32)
-    for one in responses:
-        assert len(one.token_ids) == len(one.logprobs)
-        assert EOS not in one.token_ids[:-1]
-        assert one.finish_reason == (0 if one.token_ids[-1] == EOS else 1)
-        assert one.finish_reason == 0 or len(one.token_ids) == 32
-    assert {one.finish_reason for one in responses} == {0, 1}
+    assert_ends_are_told(sample(engine, [PROMPTS[1]] * 100, range(100), max_tokens=32), EOS, 32)
 
 
 def test_sampled_ids_come_back_untouched_where_text_would_merge_them(folder):

@@ -56,6 +56,18 @@ def test_a_part_of_ray_that_was_killed_is_lost_before_anything_more_is_asked_of_
         child.wait()
 
 
+def test_a_part_of_ray_that_is_ending_and_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    child, watch = psutil.Popen([sys.executable, "-c", "import time; time.sleep(600)"]), Watch()
+    watch.add(child.pid, ("raylet",), None)
+    monkeypatch.setattr("engine.controller.watch.NOTICED_S", 0.1)
+    monkeypatch.setattr("engine.controller.watch.is_ending", lambda pid: pid == child.pid)
+    watch.require_noticed()
+    assert watch.lost.result(0).how == "is ending and was still there 0.1 s later"
+    watch.close()
+    child.kill()
+    child.wait()
+
+
 def test_a_process_that_ends_by_itself_is_told_with_its_exit_code() -> None:
     with watching("import time; time.sleep(1); raise SystemExit(3)") as (watch, _):
         assert watch.lost.result(HANG_S).how == "ended with exit code 3"

@@ -13,6 +13,7 @@ class FakeSession:
 
     failures: ClassVar[dict[str, list[BaseException]]] = {}  # step -> errors, each raised once before it is committed
     scores: ClassVar[dict[int, float | None]] = {}  # iteration -> evaluation score, else 0.5 + iteration / 10
+    learned: ClassVar[dict[str, float]] = {}  # metrics of every training step besides its gradient norm
     calls: ClassVar[list[str]] = []  # steps that were computed, and "close"
 
     @classmethod
@@ -20,6 +21,7 @@ class FakeSession:
         """Forget the script and the calls."""
         cls.failures.clear()
         cls.scores.clear()
+        cls.learned.clear()
         cls.calls.clear()
 
     def __init__(self, run: Run, listener: object = None) -> None:
@@ -40,7 +42,9 @@ class FakeSession:
     def train(self, iteration: int, experience: StepRef) -> StepRef:
         """Weights equal to the base model's."""
         facts = {"weights": True, "sha256": hashlib.sha256(b"weights of %d" % iteration).hexdigest()}
-        return self._step(step_path("train", iteration), experience, facts, {"train/grad_norm": 1.0 / iteration})
+        return self._step(
+            step_path("train", iteration), experience, facts, {"train/grad_norm": 1.0 / iteration, **self.learned}
+        )
 
     def evaluate(self, iteration: int, policy: StepRef) -> StepRef:
         """The scripted score on the suite `held_out`."""

@@ -197,6 +197,18 @@ def test_a_policy_that_is_not_good_enough_is_rejected(
     assert read_record(folder_of(options(), "rejected"))["attempts"][-1]["status"] == "rejected"
 
 
+@pytest.mark.parametrize(("spread", "verdict"), [(0.0, "reject"), (0.4, "promote")])
+def test_a_policy_whose_scores_never_differed_has_learned_nothing_and_is_rejected(
+    options: Options, fake_session: type[FakeSession], spread: float, verdict: str
+):
+    fake_session.learned.update({"reward/score_mean": 0.5, "reward/score_std": spread})
+    found = rlhf(config=options(), run_key="equal")["gate"]
+    assert found["verdict"] == verdict
+    assert (verdict == "promote") or "within each of the 2 iterations all scores were the same (0.5)" in found[
+        "reasons"
+    ][0]
+
+
 def test_evaluations_in_between_come_every_kth_iteration(options: Options, fake_session: type[FakeSession]):
     rlhf(config=options(iterations=5, evaluation={"every": 2}), run_key="every")
     evaluations = [call for call in fake_session.calls if call.startswith("evaluation")]
