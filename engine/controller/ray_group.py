@@ -40,6 +40,8 @@ ROLES_TAG = "HYBRIDFLOW_ROLES"  # environment variable that tells what a worker 
 # Engine and trainers share the cores: threads that wait for work sleep instead of spinning. Without it the quickstart's
 # supervised stage takes a third longer while the engine starts.
 _YIELD_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
+# Nobody reads what an embedded cluster reports of itself, and a driver whose node or head has died waits up to 25 s to send it.
+_UNREPORTED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 _TOGETHER_S = 0.1  # rows of a result that are finished within it travel together
 _READERS = 16  # ranks that wait for rows at once; others take turns
 _END_S = 3.0  # for a process that Ray was told to end
@@ -60,6 +62,7 @@ def cluster(run_key: str) -> Iterator[None]:
         os.environ.setdefault("RAY_worker_niceness", "0")  # everything else of the run waits for the workers
         options["address"] = "local"  # else Ray joins whatever cluster was last started on this machine
         options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "num_cpus": os.cpu_count()}
+        options["_system_config"] = _UNREPORTED
     with _sigterm_kept():
         try:
             ray.init(**options)
