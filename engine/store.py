@@ -186,7 +186,8 @@ class Store:
         text = json.dumps(content | {_SEAL: _digest(content)}, indent=1, sort_keys=True, allow_nan=False)
         (draft.folder / MANIFEST).write_text(text)
         _fsync(draft.folder / MANIFEST)
-        _fsync(draft.folder)
+        for folder in (*(item for item in draft.folder.rglob("*") if item.is_dir()), draft.folder):
+            _fsync(folder)
         self.lease.check()
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 KEY_TAG = "run_key"
 _BATCH = 1000  # metrics that MLflow takes in one request
 _PARAMS = 100  # parameters that MLflow takes in one request
-_CANCEL_S = 5.0  # that a cancelled run waits for a first contact which may never come
+_CANCEL_S = 5.0  # that a cancelled run waits for an MLflow which may never answer
 _CONTEXT = {"data/train": "training", "data/eval": "evaluation"}
 
 T = TypeVar("T")
@@ -168,12 +168,37 @@ def track(ref: RunRef) -> None:
 
 
 def end_tracking(ref: RunRef, status: str, tags: dict[str, str]) -> None:
-    """Send what is missing and end the MLflow run; does nothing for a run that never talked to MLflow."""
+    """Send what is missing and end the MLflow run; does nothing for a run that never talked to MLflow.
+
+    A cancelled run does not wait long, because MLflow's own retries take minutes. Raises TransientError if MLflow cannot be
+    used.
+    """
+    cancelled = status == "KILLED"
     if contact := _CONTACTS.pop(ref, None):
-        contact.join(_CANCEL_S if status == "KILLED" else None)
-    if tracker := _TRACKERS.pop(ref, None):
-        tracker.log_committed()
-        tracker.finish(status, tags)
+        contact.join(_CANCEL_S if cancelled else None)
+    tracker = _TRACKERS.pop(ref, None)
+    if tracker is None:
+        return
+    if not cancelled:
+        _end(tracker, status, tags)
+        return
+    ending = threading.Thread(target=_end_or_tell, args=(tracker, status, tags), name="mlflow", daemon=True)
+    ending.start()
+    ending.join(_CANCEL_S)
+    if ending.is_alive():
+        raise TransientError(f"MLflow did not answer within {_CANCEL_S:g} s.")
+
+
+def _end(tracker: Tracker, status: str, tags: dict[str, str]) -> None:
+    tracker.log_committed()
+    tracker.finish(status, tags)
+
+
+def _end_or_tell(tracker: Tracker, status: str, tags: dict[str, str]) -> None:
+    try:
+        _end(tracker, status, tags)
+    except TransientError as error:
+        _delayed(error)
 
 
 def _begin_contact(ref: RunRef) -> None:

@@ -151,6 +151,18 @@ def test_a_cancelled_run_does_not_wait_for_a_contact_that_never_comes(
     reached.set()
 
 
+def test_a_cancelled_run_does_not_wait_for_an_mlflow_that_went_away(
+    registered: Configure, monkeypatch: pytest.MonkeyPatch
+):
+    run, back = Finished(registered(), "gone"), threading.Event()
+    tracker = tracker_for(run.ref)
+    monkeypatch.setattr(tracker, "log_committed", lambda: back.wait(60))
+    monkeypatch.setattr(tracking, "_CANCEL_S", 0.1)
+    with pytest.raises(TransientError, match="did not answer within"):
+        end_tracking(run.ref, "KILLED", {})
+    back.set()
+
+
 def test_a_contact_that_failed_is_begun_again(registered: Configure, monkeypatch: pytest.MonkeyPatch):
     run = Finished(registered(), "again")
 
