@@ -43,14 +43,14 @@ def _place_local(run: Run[OfflineConfig]) -> Placed[OfflineRoles]:
 
 
 def _place_on_ray(run: Run[OfflineConfig], met_before: bool) -> Placed[OfflineRoles]:
-    from engine.controller import pool, ray_group  # the import costs seconds that a local run does not need
+    from engine.controller import cluster, pool, ray_group  # the import costs seconds that a local run does not need
 
     placement, workers = run.config.placement, workers_of(run.config)
     ranks, tensor = placement.ranks, run.config.train.tensor_parallel
     plan = PoolPlan(ranks)
     groups: dict[str, WorkerGroup] = {}
     with ExitStack() as stack:
-        stack.enter_context(ray_group.cluster(run.key))
+        stack.enter_context(cluster.cluster(run.key))
         pool.require_capacity({_POOL: plan}, met_before=met_before)
         own = stack.enter_context(pool.Pool(_POOL, plan, 1, placement.timeout_s))
         builds = ray_group.Builds()

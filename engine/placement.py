@@ -52,12 +52,12 @@ def _place_local(run: Run[RunConfig]) -> Placed[Roles]:
 
 
 def _place_on_ray(run: Run[RunConfig], met_before: bool) -> Placed[Roles]:
-    from engine.controller import pool, ray_group  # the import costs seconds that a local run does not need
+    from engine.controller import cluster, pool, ray_group  # the import costs seconds that a local run does not need
 
     placement, plan = run.config.placement, layout(run.config)
     groups: dict[str, WorkerGroup] = {}
     with ExitStack() as stack:
-        stack.enter_context(ray_group.cluster(run.key))
+        stack.enter_context(cluster.cluster(run.key))
         pool.require_capacity(plan.pools, met_before=met_before)
         # Ray gives a pool back when the run leaves the cluster; asking it to would hang if a part of it was lost.
         pools = {

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-os.environ.setdefault("RAY_RAYLET_PID", str(os.getpid()))  # see ray_group.py
+os.environ.setdefault("RAY_RAYLET_PID", str(os.getpid()))  # see cluster.py
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group

@@ -29,7 +29,7 @@ PLAIN = ("ray", *ENGINES, *ORCHESTRATION)  # what most of the engine must not im
 
 VALUES = engine("batch", "config", "errors", "metrics", "offlineconfig", "seeds")
 OFFLINE = engine("offlineconfig", "offline_checks", "offline_loading", "offline_preflight")  # runs on fixed rows
-RAY_FILES = engine("controller.ray_group", "controller.pool", "controller.promise")
+RAY_FILES = engine(*(f"controller.{name}" for name in ("cluster", "ray_group", "pool", "promise")))
 BACKENDS = ("torch_train", "deepspeed_train", "fsdp_train", "vllm_rollout", "hf_rollout")
 ANY_BACKEND = engine(*(f"backends.{name}" for name in BACKENDS))
 STAND_ALONE = ("flows",)  # modules of these layers do not import their neighbours
@@ -176,6 +176,7 @@ LAYERS = {
     # Plain data about ranks and processes: importable without torch.
     "engine.controller.mesh": Layer(ours=("engine.errors",), only=()),
     "engine.controller.layout": Layer(ours=engine("config", "errors", "graph"), only=()),
+    "engine.controller.cluster": Layer(ours=("engine.errors",), never=("transformers", *ENGINES, *ORCHESTRATION)),
     "engine.controller.ray_group": Layer(
         ours=(*VALUES, "engine.graph", "engine.controller"), never=("transformers", *ENGINES, *ORCHESTRATION)
     ),

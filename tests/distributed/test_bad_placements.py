@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
+from engine.controller.cluster import cluster
 from engine.controller.layout import PoolPlan
 from engine.controller.pool import require_capacity
-from engine.controller.ray_group import cluster
 from engine.errors import ConfigError, TransientError
 from engine.session import Session
 from tests.helpers.clusters import processes_of

@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import sys
 import ray
-from engine.controller.ray_group import cluster
+from engine.controller.cluster import cluster
 
 with cluster(sys.argv[1]):
     print(ray.get_runtime_context().gcs_address, flush=True)
@@ -27,7 +27,7 @@ while os.getppid() != 1:
     time.sleep(0.01)
 
 import psutil
-from engine.controller.ray_group import cluster
+from engine.controller.cluster import cluster
 
 with cluster("orphan"):
     node = next(child for child in psutil.Process().children() if child.name() == "raylet")

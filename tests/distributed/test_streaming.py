@@ -13,11 +13,12 @@ import torch
 
 from engine.batch import Batch
 from engine.config import HttpReward, LengthPenaltyReward, PythonReward, RepetitionPenaltyReward, RunConfig
+from engine.controller.cluster import cluster
 from engine.controller.layout import PoolPlan
 from engine.controller.local_group import LocalGroup
 from engine.controller.mesh import Mesh
 from engine.controller.pool import Pool
-from engine.controller.ray_group import Builds, HostSet, RayGroup, cluster
+from engine.controller.ray_group import Builds, HostSet, RayGroup
 from engine.controller.worker import Worker, WorkerContext
 from engine.errors import ConfigError, TransientError, WorkerError
 from engine.workers.cost import CostWorker
